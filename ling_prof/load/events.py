@@ -1,0 +1,262 @@
+"""Kineto JSON as a stream of event batches, in bounded memory.
+
+The text is cut at event boundaries into batches that msgspec decodes; a batch it refuses is taken event by event,
+repairing what real files hold (bad escapes, raw control characters, bad UTF-8, NaN, integers over int64, unescaped
+quotes). Times stay text.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from ling_prof.errors import TraceError
+from ling_prof.load.stream import pieces
+
+BATCH = 8 << 20
+HEAD_LIMIT = 64 << 20
+NO_TIME = msgspec.Raw(b"")
+BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|dur|pid|tid|args)"\s*:)')
+ARRAY = re.compile(rb'^\s*(?:\xef\xbb\xbf)?\s*\[|"traceEvents"\s*:\s*\[')
+ARRAY_END = re.compile(rb"\}(?=\s*\])")
+BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+SALVAGE = re.compile(r'"name"\s*:\s*"(?P<name>.*?)"\s*,\s*"(?:pid|ph|cat|ts|tid|id|args)"\s*:', re.S)
+NUMBER = r'"{}"\s*:\s*"?(-?[\d.eE+-]+)'
+
+
+class Args(msgspec.Struct, gc=False):
+    correlation: int = -1
+    device: int = -1
+    stream: int = -1
+    bytes: int = -1
+    graph_id: int = msgspec.field(default=-1, name="graph id")
+    graph_node: int = msgspec.field(default=-1, name="graph node id")
+    registers: int = msgspec.field(default=-1, name="registers per thread")
+    shared_memory: int = msgspec.field(default=-1, name="shared memory")
+    grid: msgspec.Raw = NO_TIME
+    block: msgspec.Raw = NO_TIME
+    wait_on_stream: int = -1
+    event: int = msgspec.field(default=-1, name="wait_on_cuda_event_id")
+
+
+class Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str = -1
+    tid: int | str = -1
+    ts: msgspec.Raw = NO_TIME
+    dur: msgspec.Raw = NO_TIME
+    args: Args = msgspec.field(default_factory=Args)
+
+
+@dataclass
+class Reading:
+    """What was met while reading; filled while `batches` runs."""
+
+    path: Path
+    partial: bool = False
+    meta: dict = field(default_factory=dict)
+    repaired: int = 0
+    dropped: int = 0
+    cut: bool = False
+
+
+# Not strict: HIP writes byte counts as strings.
+_decode = msgspec.json.Decoder(list[Event], strict=False).decode
+_decode_one = msgspec.json.Decoder(Event, strict=False).decode
+
+
+def batches(reading: Reading) -> Iterator[list[Event]]:
+    """Lists of events in file order. Raises TraceError for text that holds no events or ends inside them."""
+    source = pieces(reading.path)
+    before, buffer = _head(reading.path, source)
+    for piece in source:
+        buffer += piece
+        if len(buffer) < BATCH:
+            continue
+        if edge := _last_boundary(buffer):
+            events, tail = _batch(reading, buffer[: edge[0]])
+            if events:
+                yield events
+            if tail is not None:
+                _finish(reading, before, tail + buffer[edge[0] :] + b"".join(source))
+                return
+            buffer = buffer[edge[1] :]
+    yield from _last(reading, before, buffer)
+
+
+def _last(reading: Reading, before: bytes, buffer: bytes) -> Iterator[list[Event]]:
+    if buffer.lstrip()[:1] == b"]":
+        _finish(reading, before, buffer)
+        return
+    events, tail = _batch(reading, buffer, last=True)
+    if events:
+        yield events
+    _finish(reading, before, tail or b"")
+
+
+def _head(path: Path, source: Iterator[bytes]) -> tuple[bytes, bytes]:
+    """The text before the first event, and what was read from there on."""
+    buffer = b""
+    for piece in source:
+        buffer += piece
+        if found := ARRAY.search(buffer):
+            return buffer[: found.end()], buffer[found.end() :]
+        if len(buffer) > HEAD_LIMIT:
+            break
+    if not buffer.strip():
+        raise TraceError(path, "the file is empty", "re-record: the profiler wrote nothing")
+    keys = re.findall(rb'^\s*\{?\s*"([^"\n]{1,40})"\s*:', buffer[:4096], re.M)
+    found_keys = f" (it starts with the key {keys[0].decode(errors='replace')!r})" if keys else ""
+    raise TraceError(
+        path,
+        f"JSON without a traceEvents array{found_keys}",
+        "give a torch-profiler trace (prof.export_chrome_trace) or an Nsight Systems .sqlite",
+    )
+
+
+def _last_boundary(buffer: bytes) -> tuple[int, int] | None:
+    reach = 1 << 16
+    while True:
+        edges = list(BOUNDARY.finditer(buffer, max(0, len(buffer) - reach)))
+        if edges:
+            return edges[-1].start() + 1, edges[-1].end()
+        if reach >= len(buffer):
+            return None
+        reach *= 8
+
+
+def _batch(reading: Reading, text: bytes, last: bool = False) -> tuple[list[Event], bytes | None]:
+    """The events of `text`, and what follows the end of the array if that end lies in it (else None)."""
+    if not last:
+        try:
+            return _decode(b"[" + text + b"]"), None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+    for end in ARRAY_END.finditer(text):
+        try:
+            return _decode(b"[" + text[: end.end()] + b"]"), text[end.end() :]
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            if _balanced_tail(text[end.end() :]):
+                return list(_one_by_one(reading, text[: end.end()])), text[end.end() :]
+    if last:
+        return _cut_off(reading, text), None
+    return list(_one_by_one(reading, text)), None
+
+
+def _balanced_tail(tail: bytes) -> bool:
+    """Whether `tail` reads as the rest of the file after the event array: '] , "key": value ... }' or ']'."""
+    rest = tail.strip()[1:].strip()
+    if rest in (b"", b"}"):
+        return True
+    try:
+        msgspec.json.decode(b"{" + rest[1:])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return rest[:1] == b","
+
+
+def _cut_off(reading: Reading, text: bytes) -> list[Event]:
+    """The events before a cut, when asked for; the last, torn piece is dropped."""
+    if not reading.partial:
+        raise TraceError(
+            reading.path,
+            "the JSON ends inside traceEvents: the profiler or the copy was cut off",
+            "re-record, copy again, or add --partial to read the events before the cut",
+        )
+    reading.cut = True
+    *whole, torn = _split(text)
+    events = [event for piece in whole for event in _one_by_one(reading, piece)]
+    try:
+        return [*events, _decode_one(torn.strip().rstrip(b","))]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return events
+
+
+def _one_by_one(reading: Reading, text: bytes) -> Iterator[Event]:
+    for piece in _split(text):
+        try:
+            yield _decode_one(piece)
+            continue
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        if event := _repair(piece):
+            reading.repaired += 1
+            yield event
+        else:
+            reading.dropped += 1
+
+
+def _split(text: bytes) -> Iterator[bytes]:
+    at = 0
+    for edge in BOUNDARY.finditer(text):
+        yield text[at : edge.start() + 1]
+        at = edge.end()
+    yield text[at:]
+
+
+def _repair(piece: bytes) -> Event | None:
+    text = BAD_ESCAPE.sub(r"\\\\", piece.decode("utf-8", "replace"))
+    try:
+        raw = json.loads(text, strict=False, parse_float=str, parse_constant=lambda _: None)
+    except ValueError:
+        return _salvage(text)
+    return _from_dict(raw) if isinstance(raw, dict) else None
+
+
+def _from_dict(raw: dict) -> Event:
+    args = raw.get("args")
+    args = args if isinstance(args, dict) else {}
+    known = {f.name: _integer(args.get(f.encode_name)) for f in msgspec.structs.fields(Args) if f.name not in ("grid", "block")}
+    shape = {key: msgspec.Raw(json.dumps(args[key]).encode()) for key in ("grid", "block") if key in args}
+    text = {key: str(raw.get(key) or "") for key in ("ph", "cat", "name")}
+    ids = {key: raw[key] if isinstance(raw.get(key), (int, str)) else -1 for key in ("pid", "tid")}
+    times = {key: msgspec.Raw(str(raw[key]).encode()) for key in ("ts", "dur") if raw.get(key) is not None}
+    return Event(**text, **ids, **times, args=Args(**known, **shape))
+
+
+def _salvage(text: str) -> Event | None:
+    """An event whose name holds unescaped quotes: its fields by pattern."""
+
+    def number(key: str) -> str | None:
+        found = re.search(NUMBER.format(key), text)
+        return found and found[1]
+
+    name, ts = SALVAGE.search(text), number("ts")
+    if not name or ts is None:
+        return None
+    fields = {key: found[1] for key in ("ph", "cat") if (found := re.search(rf'"{key}"\s*:\s*"(\w+)"', text))}
+    args = {f.encode_name: number(re.escape(f.encode_name)) for f in msgspec.structs.fields(Args)}
+    ids = {key: _integer(number(key)) for key in ("pid", "tid")}
+    return _from_dict({**fields, **ids, "name": name["name"], "ts": ts, "dur": number("dur"), "args": args})
+
+
+def _integer(value: object) -> int:
+    """`value` as an int64; integers over it keep their low 63 bits, so that equal ids stay equal; -1 for no number."""
+    try:
+        number = int(value) if isinstance(value, (int, str)) else int(float(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return number if -(2**63) <= number < 2**63 else number & (2**63 - 1)
+
+
+def _finish(reading: Reading, before: bytes, tail: bytes) -> None:
+    """The top-level keys around the array; a damaged rest is noted by leaving them out."""
+    if reading.cut or not before.lstrip().startswith(b"{"):
+        return
+    try:
+        around = msgspec.json.decode(before + (tail.strip() or b"]}"))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        around = _lenient(before.decode("utf-8", "replace") + "]}")
+    reading.meta = {k: v for k, v in around.items() if k != "traceEvents"} if isinstance(around, dict) else {}
+
+
+def _lenient(text: str) -> dict:
+    try:
+        return json.loads(BAD_ESCAPE.sub(r"\\\\", text), strict=False)
+    except ValueError:
+        return {}

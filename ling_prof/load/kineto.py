@@ -1,0 +1,346 @@
+"""torch-profiler / Kineto JSON -> Trace."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
+from operator import attrgetter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ling_prof.errors import Missing, TraceError
+from ling_prof.load.calls import sync_kinds
+from ling_prof.load.events import Event, Reading, batches
+from ling_prof.trace import Trace, find_launches, nest, sort_rows, table
+
+GPU = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "memcpy": "memcpy", "memset": "memset"}
+API = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver", "musa_runtime", "xpu_runtime"}
+HOST = {"cpu_op": "op", "operator": "op", "python_function": "python", "user_annotation": "annotation"}
+TABLE = {**dict.fromkeys(GPU, "gpu"), **dict.fromkeys(API, "api"), **dict.fromkeys(HOST, "host")}
+TABLE |= {"overhead": "overhead", "cuda_sync": "sync"}
+SYNC = {"Event Sync": "event", "Stream Wait Event": "stream_wait", "Stream Sync": "stream", "Context Sync": "device"}
+COPY = re.compile(r"(HtoD|DtoH|DtoD|PtoP|HtoH)(?: \((\w+) -> (\w+)\))?|Copy(Host|Device)To(Host|Device)", re.I)
+UNIT = 1000
+
+
+def read(path: Path, partial: bool = False) -> Trace:
+    """Reads a Kineto trace (.json, .json.gz, .zip). `partial` accepts a file that was cut off inside its events.
+
+    Raises TraceError when the content is not such a trace.
+    """
+    reading = Reading(path, partial)
+    columns = _Columns()
+    for events in batches(reading):
+        columns.add(events)
+    if not columns.events:
+        raise TraceError(path, "a traceEvents array without any event", "record at least one step between profiler start and stop")
+    return _build(reading, columns)
+
+
+class _Codes(dict):
+    """value -> code, given out in order of first sight."""
+
+    def __missing__(self, value: object) -> int:
+        self[value] = code = len(self)
+        return code
+
+
+class _Columns:
+    """Per table, lists of numpy arrays that grow batch by batch; names become codes at once."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
+        self.names: dict[str, _Codes] = defaultdict(_Codes)
+        self.open: dict[tuple, list[Event]] = defaultdict(list)
+        self.events = self.untimed = 0
+
+    def add(self, events: list[Event]) -> None:
+        self.events += len(events)
+        rows: dict[str, list[Event]] = defaultdict(list)
+        for event in events:
+            if event.ph == "X":
+                if name := TABLE.get(event.cat) or TABLE.get(event.cat.lower()):
+                    rows[name].append(event)
+            elif event.ph == "B" or event.ph == "E":
+                self._pair(event, rows)
+        for name, found in rows.items():
+            self._append(name, found)
+
+    def _pair(self, event: Event, rows: dict[str, list[Event]]) -> None:
+        stack = self.open[event.pid, event.tid]
+        if event.ph == "B":
+            stack.append(event)
+        elif stack:
+            begun = stack.pop()
+            if name := TABLE.get(begun.cat.lower()):
+                start, end = (nanoseconds([bytes(e.ts)])[0][0] for e in (begun, event))
+                begun.dur = str(Decimal(int(end - start)) / UNIT).encode()  # type: ignore[assignment]
+                rows[name].append(begun)
+
+    def _append(self, name: str, events: list[Event]) -> None:
+        start, timed = nanoseconds(list(map(bytes, map(attrgetter("ts"), events))))
+        length, measured = nanoseconds(list(map(bytes, map(attrgetter("dur"), events))))
+        if not (keep := timed & measured & (length >= 0)).all():
+            self.untimed += int((~keep).sum())
+            events = [e for e, k in zip(events, keep, strict=True) if k]
+            start, length = start[keep], length[keep]
+        part = self.parts[name]
+        part["start"].append(start)
+        part["end"].append(start + length)
+        part["name"].append(self._codes(name, map(attrgetter("name"), events)))
+        part["cat"].append(self._codes("cat", (e.cat.lower() for e in events)))
+        part["pid"].append(self._codes("pid", map(attrgetter("pid"), events)))
+        part["tid"].append(self._codes("tid", map(attrgetter("tid"), events)))
+        if name in ("gpu", "api", "sync"):
+            part["corr"].append(_ints(e.args.correlation for e in events))
+        if name == "gpu":
+            self._append_gpu(part, events)
+        if name == "sync":
+            part["stream"].append(_ints(e.args.wait_on_stream if e.args.wait_on_stream >= 0 else e.args.stream for e in events))
+            part["event"].append(_ints(e.args.event for e in events))
+
+    def _append_gpu(self, part: dict[str, list], events: list[Event]) -> None:
+        args = [e.args for e in events]
+        for key in ("device", "stream", "bytes", "graph_id", "graph_node"):
+            part[key].append(_ints(getattr(a, key) for a in args))
+        part["regs"].append(_ints(a.registers for a in args))
+        part["smem"].append(_ints(a.shared_memory for a in args))
+        for key in ("grid", "block"):
+            part[key].append(self._codes("shape", (bytes(getattr(a, key)) for a in args)))
+
+    def _codes(self, space: str, values: Iterable) -> np.ndarray:
+        return np.fromiter(map(self.names[space].__getitem__, values), np.int32)
+
+    def take(self, name: str) -> dict[str, np.ndarray]:
+        """The columns of one table, concatenated; releases the parts."""
+        return {key: np.concatenate(arrays) for key, arrays in self.parts.pop(name).items()}
+
+    def category(self, space: str, codes: np.ndarray, rename=lambda value: value) -> pd.Categorical:
+        """Codes as a Categorical whose categories are `rename`d; equal results are merged."""
+        if not len(codes):
+            return pd.Categorical([], categories=[""])
+        renamed, labels = pd.factorize(np.array([rename(v) for v in self.names[space]], object))
+        return pd.Categorical.from_codes(renamed[codes], categories=pd.Index(labels, dtype=str))
+
+    def numbers(self, space: str, codes: np.ndarray) -> np.ndarray:
+        """pids and tids as integers; a label such as "[TP0] 483" keeps its last number."""
+        return np.array([_number(v) for v in self.names[space]], np.int64)[codes]
+
+    def groups(self, codes: np.ndarray) -> np.ndarray:
+        """Which merged file a pid came from: the text before the last number ('' in an unmerged trace)."""
+        labels = [re.sub(r"-?\d+$", "", str(v)).strip() for v in self.names["pid"]]
+        return pd.factorize(np.array(labels, object))[0][codes]
+
+
+def _number(value: object) -> int:
+    found = re.search(r"-?\d+$", str(value))
+    return int(found[0]) % 2**63 if found and int(found[0]) >= 0 else -1
+
+
+def _ints(values: Iterable[int]) -> np.ndarray:
+    return np.fromiter(values, np.int64)
+
+
+def nanoseconds(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Decimal microseconds as text -> (int64 nanoseconds, whether each was a number). Never passes through a float."""
+    if not texts:
+        return np.empty(0, np.int64), np.empty(0, bool)
+    chars = np.array(texts, dtype=bytes)
+    chars = chars.view(np.uint8).reshape(len(texts), chars.itemsize)
+    length = (chars != 0).sum(1)
+    is_dot = chars == ord(".")
+    dot = np.where(is_dot.any(1), is_dot.argmax(1), length)
+    plain = (((chars >= ord("0")) & (chars <= ord("9"))) | is_dot | (chars == 0)).all(1)
+    plain &= (length > 0) & (length - dot <= 4) & (length < 20) & (is_dot.sum(1) <= 1)
+    value = np.zeros(len(texts), np.int64)
+    for i in range(chars.shape[1]):
+        digit = (i < length) & (i != dot)
+        value = np.where(digit, value * 10 + (chars[:, i].astype(np.int64) - ord("0")), value)
+    value *= 10 ** np.clip(3 - np.maximum(length - dot - 1, 0), 0, 3)
+    valid = plain.copy()
+    for i in np.flatnonzero(~plain):
+        value[i], valid[i] = _nanoseconds_slowly(texts[i])
+    return value, valid
+
+
+def _nanoseconds_slowly(text: bytes) -> tuple[int, bool]:
+    try:
+        value = int((Decimal(text.strip(b'" ').decode()) * UNIT).to_integral_value())
+    except (InvalidOperation, ValueError, OverflowError):
+        return 0, False
+    return (value, True) if abs(value) < 2**62 else (0, False)
+
+
+def _build(reading: Reading, columns: _Columns) -> Trace:
+    missing = _missing_tables(columns)
+    api = _api(columns) if "api" in columns.parts else None
+    frames = {
+        "gpu": _gpu(columns, api) if "gpu" in columns.parts else None,
+        "api": api and api[0],
+        "host": _named(columns, "host") if "host" in columns.parts else None,
+        "overhead": _named(columns, "overhead") if "overhead" in columns.parts else table("overhead"),
+        "sync": _sync(columns) if "sync" in columns.parts else None,
+    }
+    if all(frame is None for key, frame in frames.items() if key != "overhead"):
+        raise TraceError(
+            reading.path,
+            f"{columns.events} events, none of them of the torch profiler (kernel, cpu_op, cuda_runtime, ...)",
+            "give a trace written by torch.profiler",
+        )
+    origin = min(int(f["start"].iloc[0]) for f in frames.values() if f is not None and len(f))
+    for frame in frames.values():
+        if frame is not None:
+            frame[["start", "end"]] -= origin
+    tables = {key: missing[key] if frame is None else frame for key, frame in frames.items()}
+    base = reading.meta.get("baseTimeNanoseconds")
+    return Trace(
+        path=str(reading.path),
+        format="kineto",
+        tables={**tables, "capture": missing["capture"]},
+        epoch_ns=origin + (base if isinstance(base, int) else 0),
+        devices=_devices(reading.meta),
+        lock=_lock(reading.meta),
+        lacks=_lacks(frames),
+        notes=_notes(reading, columns),
+    )
+
+
+def _times(cols: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {"start": cols["start"], "end": cols["end"]}
+
+
+def _named(columns: _Columns, name: str) -> pd.DataFrame:
+    cols = columns.take(name)
+    extra = {"kind": columns.category("cat", cols["cat"], lambda c: HOST.get(c, ""))} if name == "host" else {}
+    names = columns.category(name, cols["name"])
+    threads = {key: columns.numbers(key, cols[key]) for key in ("pid", "tid")}
+    frame, _ = sort_rows(table(name, **_times(cols), **threads, name=names, **extra))
+    return nest(frame) if name == "host" else frame
+
+
+def _api(columns: _Columns) -> tuple[pd.DataFrame, np.ndarray]:
+    """The api table and, row by row, the merged file each call came from."""
+    cols = columns.take("api")
+    names = columns.category("api", cols["name"], bare_name)
+    threads = {key: columns.numbers(key, cols[key]) for key in ("pid", "tid")}
+    frame = table("api", **_times(cols), **threads, name=names, corr=cols["corr"], sync_kind=sync_kinds(names))
+    frame, order = sort_rows(frame)
+    return frame, columns.groups(cols["pid"])[order]
+
+
+def _gpu(columns: _Columns, api: tuple[pd.DataFrame, np.ndarray] | None) -> pd.DataFrame:
+    cols = columns.take("gpu")
+    names = columns.category("gpu", cols["name"])
+    copies = [_copy(name) for name in names.categories]
+    device = np.where(cols["device"] >= 0, cols["device"], columns.numbers("pid", cols["pid"]))
+    frame = table(
+        "gpu",
+        **_times(cols),
+        name=names,
+        kind=columns.category("cat", cols["cat"], lambda c: GPU.get(c, "")),
+        device=device,
+        stream=np.where(cols["stream"] >= 0, cols["stream"], columns.numbers("tid", cols["tid"])),
+        **{key: cols[key] for key in ("corr", "bytes", "regs", "smem")},
+        **{key: np.where(cols[key] > 0, cols[key], -1) for key in ("graph_id", "graph_node")},
+        **{key: columns.category("shape", cols[key], _shape) for key in ("grid", "block")},
+        **{
+            key: pd.Categorical(np.array([c[i] for c in copies], object)[names.codes])
+            for i, key in enumerate(("copy_kind", "src_mem", "dst_mem"))
+        },
+    )
+    frame, order = sort_rows(frame)
+    if api is None:
+        return frame
+    return _link(frame, columns.groups(cols["pid"])[order], *api)
+
+
+def _link(gpu: pd.DataFrame, gpu_group: np.ndarray, api: pd.DataFrame, api_group: np.ndarray) -> pd.DataFrame:
+    """Fills gpu.api_row and gpu.pid. Groups of a merged file are told apart only when both sides carry a label."""
+    same = set(np.unique(gpu_group)) <= set(np.unique(api_group))
+    gpu_key = gpu["corr"].to_numpy() + (gpu_group.astype(np.int64) << 40) * same
+    api_key = api["corr"].to_numpy() + (api_group.astype(np.int64) << 40) * same
+    rows = find_launches(np.where(gpu["corr"] > 0, gpu_key, -1), np.where(api["corr"] > 0, api_key, -2))
+    return gpu.assign(api_row=rows, pid=np.where(rows >= 0, api["pid"].to_numpy()[rows], -1))
+
+
+def _copy(name: str) -> tuple[str, str, str]:
+    found = COPY.search(name)
+    if not found:
+        return "", "", ""
+    if found[4]:
+        return f"{found[4][0]}to{found[5][0]}", "", ""
+    kind = found[1][0].upper() + "to" + found[1][3].upper()
+    return kind, (found[2] or "").lower(), (found[3] or "").lower()
+
+
+def _shape(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace").strip("[] \n").replace(" ", "").replace("\n", "")
+
+
+def _sync(columns: _Columns) -> pd.DataFrame:
+    cols = columns.take("sync")
+    kinds = columns.category("sync", cols["name"], lambda n: SYNC.get(n, "event" if "Event" in n else "device"))
+    return sort_rows(table("sync", **_times(cols), kind=kinds, **{k: cols[k] for k in ("stream", "event", "corr")}))[0]
+
+
+def bare_name(name: str) -> str:
+    """A CUDA call without its version and per-thread-stream suffixes: cudaLaunchKernel_ptsz_v7000 -> cudaLaunchKernel."""
+    return re.sub(r"(_ptsz|_ptds|_v\d+)+$", "", name)
+
+
+def _missing_tables(columns: _Columns) -> dict[str, Missing]:
+    cuda = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    return {
+        "gpu": Missing("GPU times", "no kernel, copy or memset was recorded", cuda + ", or check that the program used a GPU"),
+        "api": Missing("launches and blocking calls", "no CUDA or HIP call was recorded", cuda),
+        "host": Missing("operators, Python frames and ranges", "no CPU activity was recorded", cuda),
+        "sync": Missing(
+            "synchronisation records",
+            "cuda_sync events are off by default",
+            "record with experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True)",
+        ),
+        "capture": Missing(
+            "the layer of a CUDA-graph node",
+            "Kineto does not record graph capture",
+            "record with nsys --cuda-graph-trace=node, or trace once with graphs off",
+        ),
+    }
+
+
+def _lacks(frames: dict[str, pd.DataFrame | None]) -> dict[str, Missing]:
+    lacks = {}
+    host, gpu = frames["host"], frames["gpu"]
+    if host is None or not (host["kind"] == "python").any():
+        lacks["host.python"] = Missing("Python functions", "recorded without stacks", "record with with_stack=True")
+    if gpu is None or not (gpu["graph_node"] >= 0).any():
+        lacks["gpu.graph_node"] = Missing(
+            "CUDA graph node ids", "this Kineto build writes none", "record with nsys --cuda-graph-trace=node or a newer torch"
+        )
+    return lacks
+
+
+def _devices(meta: dict) -> dict[int, str]:
+    rows = meta.get("deviceProperties")
+    rows = [d for d in rows if isinstance(d, dict)] if isinstance(rows, list) else []
+    return {d["id"]: str(d.get("name") or f"device {d['id']}") for d in rows if isinstance(d.get("id"), int)}
+
+
+def _lock(meta: dict) -> dict[str, object]:
+    wanted = ("cuda_driver_version", "cuda_runtime_version", "hip_runtime_version", "hip_driver_version", "cupti_version")
+    lock: dict[str, object] = {key: meta[key] for key in wanted if key in meta}
+    info = meta.get("distributedInfo")
+    if isinstance(info, dict):
+        lock |= {key: info[key] for key in ("rank", "world_size", "backend") if info.get(key) is not None}
+    return lock
+
+
+def _notes(reading: Reading, columns: _Columns) -> tuple[str, ...]:
+    met = {
+        f"{reading.repaired:,} damaged events were repaired": reading.repaired,
+        f"{reading.dropped:,} events could not be read and are left out": reading.dropped,
+        f"{columns.untimed:,} events without a time or a valid duration are left out": columns.untimed,
+        "the file ends inside its events: what comes after the cut is missing": reading.cut,
+    }
+    return tuple(note for note, count in met.items() if count)

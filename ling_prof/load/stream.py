@@ -1,0 +1,70 @@
+"""Bytes of a file, whatever it is wrapped in: plain, gzip or zip; read in bounded pieces."""
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from ling_prof.errors import TraceError
+
+PIECE = 4 << 20
+
+
+def pieces(path: Path) -> Iterator[bytes]:
+    """The unwrapped content in pieces of about 4 MB. Raises TraceError for a cut or damaged wrapper."""
+    with open(path, "rb") as file:
+        magic = file.read(4)
+        file.seek(0)
+        if magic[:2] == b"\x1f\x8b":
+            yield from _gunzip(path, file)
+        elif magic == b"PK\x03\x04":
+            yield from _unzip(path, file)
+        else:
+            while piece := file.read(PIECE):
+                yield piece
+
+
+def head(path: Path, size: int = 64) -> bytes:
+    """The first unwrapped bytes, enough to tell what the content is."""
+    for piece in pieces(path):
+        return piece[:size]
+    return b""
+
+
+def _gunzip(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """Members one after the other; bytes after the last member that are not gzip are ignored."""
+    inflate, members, data = zlib.decompressobj(31), 0, b""
+    while data or (data := file.read(PIECE)):
+        try:
+            piece = inflate.decompress(data, 4 * PIECE)
+        except zlib.error as error:
+            if members and not inflate.unconsumed_tail:
+                return
+            raise TraceError(path, f"the gzip data is damaged ({error})", "copy the file again or re-record") from None
+        if piece:
+            yield piece
+        data = inflate.unconsumed_tail
+        if inflate.eof:
+            data, members = inflate.unused_data.lstrip(b"\0"), members + 1
+            if data and not data.startswith(b"\x1f\x8b"[: len(data)]):
+                return
+            inflate = zlib.decompressobj(31)
+            if not data and not (data := file.read(PIECE)):
+                return
+    if not members or inflate.unconsumed_tail or not inflate.eof:
+        raise TraceError(path, "the gzip data ends too early", "the copy or the profiler was cut off: copy the file again or re-record")
+
+
+def _unzip(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+            if len(names) != 1:
+                found = f"a zip of {len(names)} files" + (f" ({', '.join(names[:3])}, ...)" if names else "")
+                raise TraceError(path, found, "unpack it and name one trace")
+            with archive.open(names[0]) as inner:
+                while piece := inner.read(PIECE):
+                    yield piece
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise TraceError(path, f"the zip is damaged ({error})", "copy the file again") from None
