@@ -213,11 +213,18 @@ def _times(cols: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _named(columns: _Columns, name: str) -> pd.DataFrame:
     cols = columns.take(name)
-    extra = {"kind": columns.category("cat", cols["cat"], lambda c: HOST.get(c, ""))} if name == "host" else {}
     names = columns.category(name, cols["name"])
+    extra = {"kind": _host_kinds(columns, cols["cat"], names)} if name == "host" else {}
     threads = {key: columns.numbers(key, cols[key]) for key in ("pid", "tid")}
     frame, _ = sort_rows(table(name, **_times(cols), **threads, name=names, **extra))
     return nest(frame) if name == "host" else frame
+
+
+def _host_kinds(columns: _Columns, cats: np.ndarray, names: pd.Categorical) -> pd.Categorical:
+    """Old traces write ProfilerStep#N as an operator: it is an annotation."""
+    kinds = columns.category("cat", cats, lambda c: HOST.get(c, ""))
+    step = np.array([n.startswith("ProfilerStep#") for n in names.categories])[names.codes]
+    return pd.Categorical(np.where(step, "annotation", np.asarray(kinds, object)))
 
 
 def _api(columns: _Columns) -> tuple[pd.DataFrame, np.ndarray]:

@@ -1,0 +1,145 @@
+"""One device's GPU activity as arrays, each op with the call that launched it: what every analysis starts from."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from ling_prof.errors import UserError
+from ling_prof.roles import ROLES, roles
+from ling_prof.trace import Trace
+
+COMPUTE, COMMUNICATION, COPY = 0, 1, 2
+COPY_NAME = re.compile(r"^(memcpy\d*_post|Memcpy|Memset|CopyHost|CopyDevice)", re.I)
+
+
+@dataclass(frozen=True)
+class Ops:
+    """GPU ops of one device (and stream, when chosen), sorted by start. All arrays have one entry per op."""
+
+    trace: Trace
+    device: int
+    row: np.ndarray  # row in trace.gpu
+
+    def _column(self, name: str) -> np.ndarray:
+        return self.trace.gpu[name].to_numpy()[self.row]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @cached_property
+    def start(self) -> np.ndarray:
+        return self._column("start")
+
+    @cached_property
+    def end(self) -> np.ndarray:
+        return self._column("end")
+
+    @cached_property
+    def stream(self) -> np.ndarray:
+        return self._column("stream")
+
+    @cached_property
+    def names(self) -> pd.Categorical:
+        return self.trace.gpu["name"].array.take(self.row)  # type: ignore[return-value]
+
+    def name(self, i: int) -> str:
+        return str(self.names[i])
+
+    @cached_property
+    def is_kernel(self) -> np.ndarray:
+        return self._text("kind") == "kernel"
+
+    @cached_property
+    def is_opaque(self) -> np.ndarray:
+        return self._text("kind") == "graph"
+
+    def _text(self, name: str) -> np.ndarray:
+        values = self.trace.gpu[name].array
+        return np.asarray(values.categories, object)[values.codes[self.row]]
+
+    @cached_property
+    def role(self) -> np.ndarray:
+        """Index into roles.ROLES."""
+        return roles(self.names).codes.astype(np.int64)
+
+    @cached_property
+    def resource(self) -> np.ndarray:
+        """COMPUTE, COMMUNICATION or COPY. A graph's copy node that shows as a kernel counts as a copy."""
+        copies = np.array([bool(COPY_NAME.match(n)) for n in self.names.categories] or [False])
+        is_copy = copies[self.names.codes] if len(self) else np.empty(0, bool)
+        is_comm = self.role == ROLES.index("all_reduce")
+        return np.where(is_copy, COPY, np.where(is_comm, COMMUNICATION, COMPUTE))
+
+    @cached_property
+    def launch(self) -> np.ndarray:
+        """Row in trace.api of the launching call; -1 where none was recorded."""
+        return self._column("api_row") if self.trace.has("api") else np.full(len(self), -1)
+
+    def _of_launch(self, name: str) -> np.ndarray:
+        if not self.trace.has("api"):
+            return np.full(len(self), -1)
+        return np.where(self.launch >= 0, self.trace.api[name].to_numpy()[self.launch], -1)
+
+    @cached_property
+    def launch_start(self) -> np.ndarray:
+        return self._of_launch("start")
+
+    @cached_property
+    def launch_end(self) -> np.ndarray:
+        return self._of_launch("end")
+
+    @cached_property
+    def thread(self) -> np.ndarray:
+        """Key of the launching thread, as made by `thread_keys`; -1 where unknown."""
+        return np.where(self.launch >= 0, (self._of_launch("pid") << 32) + self._of_launch("tid"), -1)
+
+    @cached_property
+    def graph_launch(self) -> np.ndarray:
+        """Row in trace.api of the graph launch this op belongs to; -1 for ops launched one by one."""
+        from ling_prof.load.calls import GRAPH_LAUNCH
+
+        if not self.trace.has("api"):
+            return np.full(len(self), -1)
+        names = self.trace.api["name"].array
+        is_graph = np.array([bool(GRAPH_LAUNCH.match(n)) for n in names.categories] or [False])[names.codes]
+        return np.where((self.launch >= 0) & is_graph[self.launch], self.launch, -1)
+
+    @cached_property
+    def later_node(self) -> np.ndarray:
+        """Whether the op is not the first to start of its graph launch."""
+        inside = np.flatnonzero(self.graph_launch >= 0)
+        _, first = np.unique(self.graph_launch[inside], return_index=True)
+        later = np.zeros(len(self), bool)
+        later[inside] = True
+        later[inside[first]] = False
+        return later
+
+
+def thread_keys(frame: pd.DataFrame) -> np.ndarray:
+    """One int64 per row of api or host that tells threads of all processes apart."""
+    return (frame["pid"].to_numpy() << 32) + frame["tid"].to_numpy()
+
+
+def devices(trace: Trace) -> list[int]:
+    """The devices that worked, busiest first."""
+    gpu = trace.gpu
+    busy = (gpu["end"] - gpu["start"]).groupby(gpu["device"]).sum().sort_values(ascending=False)
+    return [int(d) for d in busy.index]
+
+
+def select(trace: Trace, device: int | None = None, stream: int | None = None) -> Ops:
+    """The ops of a device (the busiest by default) and, when given, of one stream. Raises UserError when none fit."""
+    present = devices(trace)
+    chosen = present[0] if device is None else device
+    if chosen not in present:
+        raise UserError(f"{trace.path}: no activity on device {chosen}; it has device {', '.join(map(str, sorted(present)))}.")
+    keep = trace.gpu["device"].to_numpy() == chosen
+    if stream is not None:
+        streams = np.unique(trace.gpu["stream"].to_numpy()[keep])
+        if stream not in streams:
+            raise UserError(f"{trace.path}: no activity on stream {stream} of device {chosen}; it has stream {', '.join(map(str, streams))}.")
+        keep &= trace.gpu["stream"].to_numpy() == stream
+    return Ops(trace, chosen, np.flatnonzero(keep))
