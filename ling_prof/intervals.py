@@ -42,14 +42,16 @@ def overlap(start: np.ndarray, end: np.ndarray, spans: Union) -> np.ndarray:
 
 
 def cut(start: np.ndarray, end: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Splits disjoint sorted intervals at the times `at`; returns (start, end, index of the interval each came from)."""
+    """Splits disjoint sorted intervals at the times `at`: (start, end, index of the interval each came from)."""
     at = np.unique(at)
     first, last = np.searchsorted(at, start, "right"), np.searchsorted(at, end, "left")
     parts = last - first + 1
     owner = np.repeat(np.arange(len(start)), parts)
     nth = np.arange(len(owner)) - np.repeat(np.cumsum(parts) - parts, parts)
     left = np.where(nth == 0, start[owner], at[np.minimum(first[owner] + nth - 1, len(at) - 1)] if len(at) else 0)
-    right = np.where(nth == parts[owner] - 1, end[owner], at[np.minimum(first[owner] + nth, len(at) - 1)] if len(at) else 0)
+    right = np.where(
+        nth == parts[owner] - 1, end[owner], at[np.minimum(first[owner] + nth, len(at) - 1)] if len(at) else 0
+    )
     return left, right, owner
 
 

@@ -43,7 +43,7 @@ class Ops:
 
     @cached_property
     def names(self) -> pd.Categorical:
-        return self.trace.gpu["name"].array.take(self.row)  # type: ignore[return-value]
+        return self.trace.gpu["name"].array.take(self.row)
 
     def name(self, i: int) -> str:
         return str(self.names[i])
@@ -131,15 +131,20 @@ def devices(trace: Trace) -> list[int]:
 
 
 def select(trace: Trace, device: int | None = None, stream: int | None = None) -> Ops:
-    """The ops of a device (the busiest by default) and, when given, of one stream. Raises UserError when none fit."""
+    """The ops of a device (default: the busiest) and, when given, of one stream. Raises UserError when none fit."""
     present = devices(trace)
     chosen = present[0] if device is None else device
     if chosen not in present:
-        raise UserError(f"{trace.path}: no activity on device {chosen}; it has device {', '.join(map(str, sorted(present)))}.")
+        raise UserError(
+            f"{trace.path}: no activity on device {chosen}; it has device {', '.join(map(str, sorted(present)))}."
+        )
     keep = trace.gpu["device"].to_numpy() == chosen
     if stream is not None:
         streams = np.unique(trace.gpu["stream"].to_numpy()[keep])
         if stream not in streams:
-            raise UserError(f"{trace.path}: no activity on stream {stream} of device {chosen}; it has stream {', '.join(map(str, streams))}.")
+            raise UserError(
+                f"{trace.path}: no activity on stream {stream} of device {chosen}; "
+                f"it has stream {', '.join(map(str, streams))}."
+            )
         keep &= trace.gpu["stream"].to_numpy() == stream
     return Ops(trace, chosen, np.flatnonzero(keep))

@@ -22,11 +22,26 @@ LABELS = {
 TABLE: tuple[tuple[str, str], ...] = (
     (r"^CUDA graph \d+ \(opaque\)", "other"),
     (r"^Mem(cpy|set)|^memcpy\d*_post|^Copy(Host|Device)To|^memset", "other"),
-    (r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem|(one|two)_?shot|deep_?ep|lamport|nvshmem", "all_reduce"),
-    (r"kda|gated_delta|delta_rule|causal_conv1d|conv_depthwise|fla_|chunk_gla|recompute_w_u|layer_norm_gated|mamba|selective_scan|linear_attn", "kda"),
-    (r"moe_align|moe_sum|topk|top_k|router|routing|finalize|moe_fused_gate|count_and_sort|expert.*(sort|offset)|bitmatrix|reduce_segments", "small_kernels"),
-    (r"fused_moe|moe_gemm|grouped|GroupProblem|group_gemm|matmul_ogs|bmm_Mx|bmm_.*E[24]m|moe.*gemm|fused_experts|marlin_moe", "moe_gemm"),
-    (r"fmha|flash|attention(?!.*(copy|fused))|_fwd_kernel|_fwd_grouped_kernel|mla|sdpa|paged|decode_kernel_stage|BatchDecode|BatchPrefill|merge_state", "mla"),
+    (
+        r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem|(one|two)_?shot|deep_?ep|lamport|nvshmem",
+        "all_reduce",
+    ),
+    (
+        r"kda|gated_delta|delta_rule|causal_conv1d|conv_depthwise|fla_|chunk_gla|recompute_w_u|layer_norm_gated|mamba|selective_scan|linear_attn",
+        "kda",
+    ),
+    (
+        r"moe_align|moe_sum|topk|top_k|router|routing|finalize|moe_fused_gate|count_and_sort|expert.*(sort|offset)|bitmatrix|reduce_segments",
+        "small_kernels",
+    ),
+    (
+        r"fused_moe|moe_gemm|grouped|GroupProblem|group_gemm|matmul_ogs|bmm_Mx|bmm_.*E[24]m|moe.*gemm|fused_experts|marlin_moe",
+        "moe_gemm",
+    ),
+    (
+        r"fmha|flash|attention(?!.*(copy|fused))|_fwd_kernel|_fwd_grouped_kernel|mla|sdpa|paged|decode_kernel_stage|BatchDecode|BatchPrefill|merge_state",
+        "mla",
+    ),
     (r"gemm|gemv|nvjet|cublas|cutlass(?!.*norm)|xmma|Cijk_|splitKreduce|matvec|ampere_.*(s|h)gemm|wgmma", "dense_gemm"),
     (
         r"norm|act_and_mul|silu|gelu|swiglu|rope|rotary|softmax|argmax|elementwise|reduce_kernel|gather|index|embedding|cat|copy|fill|scan|"
@@ -54,3 +69,9 @@ def roles(names: pd.Categorical) -> pd.Categorical:
 def layer_kind(name: str) -> str:
     """A layer or range name without its number: 'model.layers.12.mlp' -> 'model.layers.N.mlp'."""
     return re.sub(r"\d+", "N", name)
+
+
+def short_name(name: str, width: int = 60) -> str:
+    """A kernel name without return type and namespaces, cut to `width` characters."""
+    bare = re.sub(r"^void |\(anonymous namespace\)::|<unnamed>::|\b(at|native|c10|std|cuda)::", "", name)
+    return bare if len(bare) <= width else bare[: width - 3] + "..."

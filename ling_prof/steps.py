@@ -7,6 +7,7 @@ annotations, ranges by name, ProfilerStep, the repeating CUDA-graph launch, and 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,10 @@ PREFILL, DECODE = "prefill", "decode"
 FOCUS = {PREFILL: (PREFILL,), DECODE: (DECODE, "draft", "verify", "extend", "step")}
 SGLANG = re.compile(r"^step\[(\w+)[^\]]*\]$|^(draft_extend|draft)$")
 VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\(.*\)_generation_(\d+)")
-NAMED = re.compile(r"^(?:\w+[._ :/-])?(prefill|decode|draft|verify|extend|generate)(?:[_ -]?(?:step|token|iter\w*))?[_ #:\[-]?\d*\]?$", re.I)
+NAMED = re.compile(
+    r"^(?:\w+[._ :/-])?(prefill|decode|draft|verify|extend|generate)(?:[_ -]?(?:step|token|iter\w*))?[_ #:\[-]?\d*\]?$",
+    re.I,
+)
 PROFILER_STEP = re.compile(r"^ProfilerStep\s*#\d+")
 EMBEDDING = re.compile(r"(?<!rotary_)embedding|indexSelect", re.I)
 READ_BACK = re.compile(r"DtoH|DeviceToHost|Device -> (Host|Pinned|Pageable)")
@@ -93,7 +97,13 @@ def _sglang(name: str) -> str | None:
         return None
     if found[2]:
         return "extend" if found[2] == "draft_extend" else "draft"
-    kinds = {"DECODE": DECODE, "TARGET_VERIFY": "verify", "DRAFT_EXTEND": "extend", "DRAFT_EXTEND_V2": "extend", "IDLE": None}
+    kinds = {
+        "DECODE": DECODE,
+        "TARGET_VERIFY": "verify",
+        "DRAFT_EXTEND": "extend",
+        "DRAFT_EXTEND_V2": "extend",
+        "IDLE": None,
+    }
     return kinds.get(found[1], PREFILL)
 
 
@@ -157,7 +167,9 @@ def _outermost(ranges: pd.DataFrame) -> pd.DataFrame:
     for _, group in ranges.reset_index(drop=True).groupby("key"):
         rows, start, end = group.index.to_numpy(), group["start"].to_numpy(), group["end"].to_numpy()
         phase = group["phase"].to_numpy()
-        wraps = np.array([((start > s) & (end <= e) & (phase == p)).sum() > 1 for s, e, p in zip(start, end, phase, strict=True)])
+        wraps = np.array(
+            [((start > s) & (end <= e) & (phase == p)).sum() > 1 for s, e, p in zip(start, end, phase, strict=True)]
+        )
         keep[rows[wraps]] = False
         rows, start, end = rows[~wraps], start[~wraps], end[~wraps]
         reach = np.r_[-1, np.maximum.accumulate(end)[:-1]] if len(end) else end
@@ -168,7 +180,10 @@ def _outermost(ranges: pd.DataFrame) -> pd.DataFrame:
 def _marks(ops: Ops, ranges: pd.DataFrame) -> list[Mark]:
     """Gives each op to the range its launch lies in: on the same thread, or in the process when no thread fits."""
     ranges = ranges.sort_values("start")
-    for key_of_range, key_of_op in ((thread_keys(ranges), ops.thread), (ranges["pid"].to_numpy() << 32, ops.thread >> 32 << 32)):
+    for key_of_range, key_of_op in (
+        (thread_keys(ranges), ops.thread),
+        (ranges["pid"].to_numpy() << 32, ops.thread >> 32 << 32),
+    ):
         owner = _owners(ops, ranges, key_of_range, key_of_op)
         if (owner >= 0).any():
             break
@@ -178,7 +193,9 @@ def _marks(ops: Ops, ranges: pd.DataFrame) -> list[Mark]:
     for i in np.unique(owner[owner >= 0]):
         mine = np.flatnonzero(owner == i)
         name, phase = str(ranges["name"].iloc[i]), str(ranges["phase"].iloc[i])
-        found.append(Mark(phase, name, int(ops.start[mine].min()), int(ops.end[mine].max()), int(ops.is_kernel[mine].sum())))
+        found.append(
+            Mark(phase, name, int(ops.start[mine].min()), int(ops.end[mine].max()), int(ops.is_kernel[mine].sum()))
+        )
     return found
 
 
@@ -246,7 +263,8 @@ def _is_token_step(ops: Ops, period: np.ndarray) -> bool:
 
 
 def _rotation(ops: Ops, main: np.ndarray, begin: int, period: int, count: int) -> int:
-    """How far after `begin` a step starts: at its one embedding look-up, behind its one read-back, or at the run's end."""
+    """How far after `begin` a step starts: at its one embedding look-up, behind its one read-back, or where the run
+    ends."""
     names = np.array([str(n) for n in ops.names.categories], object)[ops.names.codes[main[begin : begin + period]]]
     look = [i for i, n in enumerate(names) if EMBEDDING.search(n)]
     if len(look) == 1:
@@ -323,10 +341,8 @@ def _distances(tokens: np.ndarray, most: int = 48) -> list[int]:
 
 def _regular(ops: Ops, starts: np.ndarray, end: int, prefill: bool = False) -> list[Mark]:
     bounds = [*ops.start[starts].tolist(), end]
-    return [
-        Mark(PREFILL if prefill and i == 0 else DECODE, f"{PREFILL if prefill and i == 0 else DECODE} {i}", int(a), int(b))
-        for i, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
-    ]
+    phases = [PREFILL if prefill else DECODE] + [DECODE] * (len(starts) - 1)
+    return [Mark(p, f"{p} {i}", a, b) for i, (p, (a, b)) in enumerate(zip(phases, pairwise(bounds), strict=True))]
 
 
 SOURCES: dict[str, Callable[[Ops], list[Mark]]] = {
@@ -344,7 +360,15 @@ def _steps(ops: Ops, marks: list[Mark], source: str, skip: int) -> Steps:
     start = np.array([m.start for m in marks], np.int64)
     last_end = np.array([m.last_end for m in marks], np.int64)
     end = np.r_[start[1:], max(int(last_end[-1]), int(start[-1]))]
-    table = pd.DataFrame({"phase": [m.phase for m in marks], "name": [m.name for m in marks], "device": ops.device, "start": start, "end": end})
+    table = pd.DataFrame(
+        {
+            "phase": [m.phase for m in marks],
+            "name": [m.name for m in marks],
+            "device": ops.device,
+            "start": start,
+            "end": end,
+        }
+    )
     table["round"] = _rounds(table["phase"].to_numpy())
     table["note"] = _notes(table, last_end, skip)
     paused = table["note"] == "before a pause"
@@ -357,19 +381,12 @@ def _steps(ops: Ops, marks: list[Mark], source: str, skip: int) -> Steps:
 
 
 def _rounds(phase: np.ndarray) -> np.ndarray:
-    """One number a token round. Draft and extend join the verify they surround; without a verify each step is its own."""
-    out, number, seen_verify = np.full(len(phase), -1), -1, True
-    if "verify" not in phase:
-        decode = np.isin(phase, FOCUS[DECODE])
-        return np.where(decode, np.cumsum(decode) - 1, -1)
-    for i, p in enumerate(phase):
-        if p in ("draft", "verify") and (seen_verify or p == "verify" and out[i - 1] != number):
-            if p == "draft" or phase[i - 1] != "draft":
-                number, seen_verify = number + 1, False
-        if p == "verify":
-            seen_verify = True
-        out[i] = number if p in FOCUS[DECODE] and number >= 0 else -1
-    return out
+    """One number a token round: draft, verify and extend share one; without a verify each step has its own."""
+    begins = decode = np.isin(phase, FOCUS[DECODE])
+    if "verify" in phase:
+        begins = np.isin(phase, ("draft", "verify")) & (np.concatenate([[""], phase[:-1]]) != "draft")
+    number = np.cumsum(begins) - 1
+    return np.where(decode & (number >= 0), number, -1)
 
 
 def _notes(table: pd.DataFrame, last_end: np.ndarray, skip: int) -> np.ndarray:

@@ -28,7 +28,19 @@ CLASSES = (
     "rank_skew",
     "unknown",
 )
-BUSY, PROFILER, GRAPH_DEPENDENCY, DEPENDENCY, STREAM_WAIT, SYNC_STALL, HOST_BOUND, LAUNCH_CALL, LAUNCH_LATENCY, RANK_SKEW, UNKNOWN = range(11)
+(
+    BUSY,
+    PROFILER,
+    GRAPH_DEPENDENCY,
+    DEPENDENCY,
+    STREAM_WAIT,
+    SYNC_STALL,
+    HOST_BOUND,
+    LAUNCH_CALL,
+    LAUNCH_LATENCY,
+    RANK_SKEW,
+    UNKNOWN,
+) = range(11)
 HOST_CLASSES = ("profiler", "sync_stall", "host_bound", "launch_call", "launch_latency", "unknown")
 HOST_PARTS = ("python", "dispatch", "api", "unknown")
 
@@ -116,7 +128,12 @@ class Timeline:
         launched, called, blocker = ops.launch[op] >= 0, self._called, self._blockers
         queued = launched & (ops.launch_end[op] <= gaps.start)
         whole = np.select(
-            [ops.later_node[op], ~launched | (called > gaps.end), queued & self._same_stream & ~self._waited_event, queued],
+            [
+                ops.later_node[op],
+                ~launched | (called > gaps.end),
+                queued & self._same_stream & ~self._waited_event,
+                queued,
+            ],
             [GRAPH_DEPENDENCY, UNKNOWN, DEPENDENCY, STREAM_WAIT],
             -1,
         )
@@ -162,7 +179,9 @@ class Timeline:
             mine = np.flatnonzero((self.ops.stream[self.gaps.op] == stream) & (before[self.gaps.op] >= 0))
             at = np.sort(group["start"].to_numpy())
             op = self.gaps.op[mine]
-            waited[mine] = np.searchsorted(at, self.ops.launch_start[op]) > np.searchsorted(at, self.ops.launch_start[before[op]])
+            waited[mine] = np.searchsorted(at, self.ops.launch_start[op]) > np.searchsorted(
+                at, self.ops.launch_start[before[op]]
+            )
         # The event of an op on the same stream costs nothing: only a wait for other work counts.
         return waited & ~self._same_stream
 
@@ -184,7 +203,9 @@ class Timeline:
 
     def _blocking_by_thread(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
         """(thread, rows, start, end) of the blocking calls of each thread, in order of start."""
-        api = self.trace.api if len(self.blocking) else pd.DataFrame({"pid": [], "tid": []})
+        if not len(self.blocking):
+            return
+        api = self.trace.api
         keys = thread_keys(api)[self.blocking]
         for key in np.unique(keys):
             rows = self.blocking[keys == key]
@@ -192,7 +213,7 @@ class Timeline:
 
     @cached_property
     def _blockers(self) -> np.ndarray:
-        """For each gap the blocking call its launching thread was in when the queue ran dry, and left before the launch."""
+        """For each gap the blocking call its thread was in when the queue ran dry, and left before the launch."""
         found = np.full(len(self.gaps.op), -1)
         thread = self.ops.thread[self.gaps.op]
         for key, rows, start, end in self._blocking_by_thread():
@@ -218,7 +239,9 @@ class Timeline:
         spans = iv.union(overhead["start"].to_numpy(), overhead["end"].to_numpy())
         cut = idle.cut(np.concatenate(spans))
         inside = iv.contains(spans, cut.start)
-        return Pieces(cut.start, cut.end, np.where(inside, PROFILER, cut.cls), cut.op, np.where(inside, -1, cut.blocker))
+        return Pieces(
+            cut.start, cut.end, np.where(inside, PROFILER, cut.cls), cut.op, np.where(inside, -1, cut.blocker)
+        )
 
     @cached_property
     def host_parts(self) -> np.ndarray:
@@ -254,6 +277,8 @@ class Timeline:
         return layers
 
 
-def _pieces(start: np.ndarray, end: np.ndarray, cls: object, op: np.ndarray, blocker: np.ndarray | None = None) -> Pieces:
+def _pieces(
+    start: np.ndarray, end: np.ndarray, cls: object, op: np.ndarray, blocker: np.ndarray | None = None
+) -> Pieces:
     blocker = np.full(len(start), -1) if blocker is None else blocker
     return Pieces(start, end, np.broadcast_to(np.asarray(cls), len(start)), op, blocker)

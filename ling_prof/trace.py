@@ -51,7 +51,9 @@ SCHEMA: dict[str, dict[str, Column]] = {
         **_THREAD,
         "name": Column("category", "", "CUDA or HIP call, version and _ptsz suffixes stripped"),
         "corr": Column("int64", "", "correlation id; -1 where absent"),
-        "sync_kind": Column("category", "", "device, stream, event, copy or free for a call that can block; else empty"),
+        "sync_kind": Column(
+            "category", "", "device, stream, event, copy or free for a call that can block; else empty"
+        ),
         "ret": Column("int64", "", "return value; -1 where unknown"),
     },
     "host": {
@@ -165,7 +167,7 @@ def find_launches(gpu_key: np.ndarray, api_key: np.ndarray) -> np.ndarray:
 
 
 def nest(host: pd.DataFrame) -> pd.DataFrame:
-    """`host` (sorted by start, then end descending within a thread is restored here) with parent and depth filled in."""
+    """`host` with parent and depth filled in; intervals of one thread are taken to nest."""
     start, end = host["start"].to_numpy(), host["end"].to_numpy()
     parent, depth = np.full(len(host), -1, np.int64), np.zeros(len(host), np.int64)
     threads = pd.factorize(host["tid"].to_numpy())[0] + 1_000_000 * pd.factorize(host["pid"].to_numpy())[0]

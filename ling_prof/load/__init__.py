@@ -1,5 +1,6 @@
 """load(path): one Trace from any supported file; the reader is picked by content, never by file name."""
 
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
@@ -7,11 +8,11 @@ from ling_prof.errors import TraceError
 from ling_prof.trace import Trace
 
 
-def load(path: str | PathLike[str], partial: bool = False) -> Trace:
+def load(path: str | PathLike[str], partial: bool = False, progress: Callable[[float], None] = lambda _: None) -> Trace:
     """Reads a Kineto .json/.json.gz/.zip or an Nsight Systems .sqlite/.sqlite.gz/.nsys-rep.
 
-    `partial` accepts a JSON file that was cut off inside its events. Raises TraceError, a sentence that names the
-    file, what was found and what to do.
+    `partial` accepts a JSON file that was cut off inside its events; `progress` is told the share read, 0 to 1.
+    Raises TraceError, a sentence that names the file, what was found and what to do.
     """
     from ling_prof.load import kineto, nsys
     from ling_prof.load.stream import head
@@ -26,11 +27,11 @@ def load(path: str | PathLike[str], partial: bool = False) -> Trace:
     except OSError as error:
         raise TraceError(path, f"cannot be opened ({error.strerror})", "check its permissions") from None
     if start.startswith(b"SQLite format 3\0"):
-        return nsys.read(path)
+        return nsys.read(path, progress)
     if nsys.is_report(start):
-        return nsys.read_report(path)
+        return nsys.read_report(path, progress)
     if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
-        return kineto.read(path, partial)
+        return kineto.read(path, partial, progress)
     if not start.strip():
         raise TraceError(path, "the file is empty", "re-record: the profiler wrote nothing")
     raise TraceError(

@@ -6,11 +6,15 @@ import numpy as np
 import pandas as pd
 
 BLOCKING = {
-    "device": re.compile(r"^(cudaDeviceSynchronize|cudaThreadSynchronize|cuCtxSynchronize|hipDeviceSynchronize|hipCtxSynchronize)"),
+    "device": re.compile(
+        r"^(cudaDeviceSynchronize|cudaThreadSynchronize|cuCtxSynchronize|hipDeviceSynchronize|hipCtxSynchronize)"
+    ),
     "stream": re.compile(r"^(cuda|cu|hip)StreamSynchronize"),
     "event": re.compile(r"^(cuda|cu|hip)EventSynchronize"),
     "copy": re.compile(r"^(cuda|cu|hip)(Memcpy(?!.*Async)(?!.*Batch)\w*|MemcpyWithStream)$"),
-    "free": re.compile(r"^(cuda|hip)(Free|FreeHost|FreeArray|HostFree|HostUnregister)$|^cuMem(Free|FreeHost|HostUnregister)$"),
+    "free": re.compile(
+        r"^(cuda|hip)(Free|FreeHost|FreeArray|HostFree|HostUnregister)$|^cuMem(Free|FreeHost|HostUnregister)$"
+    ),
 }
 COPY_CALL = re.compile(r"^(cuda|cu|hip)Memcpy")
 GRAPH_LAUNCH = re.compile(r"^(cuda|cu|hip)GraphLaunch")

@@ -7,9 +7,10 @@ quotes). Times stay text.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -59,6 +60,7 @@ class Reading:
 
     path: Path
     partial: bool = False
+    progress: Callable[[float], None] = lambda _: None
     meta: dict = field(default_factory=dict)
     repaired: int = 0
     dropped: int = 0
@@ -72,7 +74,7 @@ _decode_one = msgspec.json.Decoder(Event, strict=False).decode
 
 def batches(reading: Reading) -> Iterator[list[Event]]:
     """Lists of events in file order. Raises TraceError for text that holds no events or ends inside them."""
-    source = pieces(reading.path)
+    source = pieces(reading.path, reading.progress)
     before, buffer = _head(reading.path, source)
     for piece in source:
         buffer += piece
@@ -211,12 +213,18 @@ def _repair(piece: bytes) -> Event | None:
 def _from_dict(raw: dict) -> Event:
     args = raw.get("args")
     args = args if isinstance(args, dict) else {}
-    known = {f.name: _integer(args.get(f.encode_name)) for f in msgspec.structs.fields(Args) if f.name not in ("grid", "block")}
-    shape = {key: msgspec.Raw(json.dumps(args[key]).encode()) for key in ("grid", "block") if key in args}
-    text = {key: str(raw.get(key) or "") for key in ("ph", "cat", "name")}
-    ids = {key: raw[key] if isinstance(raw.get(key), (int, str)) else -1 for key in ("pid", "tid")}
-    times = {key: msgspec.Raw(str(raw[key]).encode()) for key in ("ts", "dur") if raw.get(key) is not None}
-    return Event(**text, **ids, **times, args=Args(**known, **shape))
+    known: dict[str, Any] = {
+        f.name: _integer(args.get(f.encode_name))
+        for f in msgspec.structs.fields(Args)
+        if f.name not in ("grid", "block")
+    }
+    shape: dict[str, Any] = {
+        key: msgspec.Raw(json.dumps(args[key]).encode()) for key in ("grid", "block") if key in args
+    }
+    fields: dict[str, Any] = {key: str(raw.get(key) or "") for key in ("ph", "cat", "name")}
+    fields |= {key: raw[key] if isinstance(raw.get(key), (int, str)) else -1 for key in ("pid", "tid")}
+    fields |= {key: msgspec.Raw(str(raw[key]).encode()) for key in ("ts", "dur") if raw.get(key) is not None}
+    return Event(**fields, args=Args(**known, **shape))
 
 
 def _salvage(text: str) -> Event | None:

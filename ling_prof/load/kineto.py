@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal, InvalidOperation
 from operator import attrgetter
 from pathlib import Path
@@ -25,17 +25,19 @@ COPY = re.compile(r"(HtoD|DtoH|DtoD|PtoP|HtoH)(?: \((\w+) -> (\w+)\))?|Copy(Host
 UNIT = 1000
 
 
-def read(path: Path, partial: bool = False) -> Trace:
+def read(path: Path, partial: bool = False, progress: Callable[[float], None] = lambda _: None) -> Trace:
     """Reads a Kineto trace (.json, .json.gz, .zip). `partial` accepts a file that was cut off inside its events.
 
     Raises TraceError when the content is not such a trace.
     """
-    reading = Reading(path, partial)
+    reading = Reading(path, partial, progress)
     columns = _Columns()
     for events in batches(reading):
         columns.add(events)
     if not columns.events:
-        raise TraceError(path, "a traceEvents array without any event", "record at least one step between profiler start and stop")
+        raise TraceError(
+            path, "a traceEvents array without any event", "record at least one step between profiler start and stop"
+        )
     return _build(reading, columns)
 
 
@@ -75,8 +77,8 @@ class _Columns:
         elif stack:
             begun = stack.pop()
             if name := TABLE.get(begun.cat.lower()):
-                start, end = (nanoseconds([bytes(e.ts)])[0][0] for e in (begun, event))
-                begun.dur = str(Decimal(int(end - start)) / UNIT).encode()  # type: ignore[assignment]
+                start, end = (int(nanoseconds([bytes(e.ts)])[0][0]) for e in (begun, event))
+                begun.dur = str(Decimal(end - start) / UNIT).encode()  # type: ignore[assignment]
                 rows[name].append(begun)
 
     def _append(self, name: str, events: list[Event]) -> None:
@@ -98,7 +100,9 @@ class _Columns:
         if name == "gpu":
             self._append_gpu(part, events)
         if name == "sync":
-            part["stream"].append(_ints(e.args.wait_on_stream if e.args.wait_on_stream >= 0 else e.args.stream for e in events))
+            part["stream"].append(
+                _ints(e.args.wait_on_stream if e.args.wait_on_stream >= 0 else e.args.stream for e in events)
+            )
             part["event"].append(_ints(e.args.event for e in events))
 
     def _append_gpu(self, part: dict[str, list], events: list[Event]) -> None:
@@ -153,15 +157,16 @@ def nanoseconds(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     is_dot = chars == ord(".")
     dot = np.where(is_dot.any(1), is_dot.argmax(1), length)
     plain = (((chars >= ord("0")) & (chars <= ord("9"))) | is_dot | (chars == 0)).all(1)
-    plain &= (length > 0) & (length - dot <= 4) & (length < 20) & (is_dot.sum(1) <= 1)
-    value = np.zeros(len(texts), np.int64)
+    plain &= (length > 0) & (length - dot <= 4) & (dot <= 16) & (is_dot.sum(1) <= 1)
+    value: np.ndarray = np.zeros(len(texts), np.int64)
     for i in range(chars.shape[1]):
         digit = (i < length) & (i != dot)
         value = np.where(digit, value * 10 + (chars[:, i].astype(np.int64) - ord("0")), value)
     value *= 10 ** np.clip(3 - np.maximum(length - dot - 1, 0), 0, 3)
     valid = plain.copy()
     for i in np.flatnonzero(~plain):
-        value[i], valid[i] = _nanoseconds_slowly(texts[i])
+        slow, valid[i] = _nanoseconds_slowly(texts[i])
+        value[i] = slow
     return value, valid
 
 
@@ -293,14 +298,16 @@ def _sync(columns: _Columns) -> pd.DataFrame:
 
 
 def bare_name(name: str) -> str:
-    """A CUDA call without its version and per-thread-stream suffixes: cudaLaunchKernel_ptsz_v7000 -> cudaLaunchKernel."""
+    """A CUDA call without its suffixes: cudaLaunchKernel_ptsz_v7000 -> cudaLaunchKernel."""
     return re.sub(r"(_ptsz|_ptds|_v\d+)+$", "", name)
 
 
 def _missing_tables(columns: _Columns) -> dict[str, Missing]:
     cuda = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
     return {
-        "gpu": Missing("GPU times", "no kernel, copy or memset was recorded", cuda + ", or check that the program used a GPU"),
+        "gpu": Missing(
+            "GPU times", "no kernel, copy or memset was recorded", cuda + ", or check that the program used a GPU"
+        ),
         "api": Missing("launches and blocking calls", "no CUDA or HIP call was recorded", cuda),
         "host": Missing("operators, Python frames and ranges", "no CPU activity was recorded", cuda),
         "sync": Missing(
@@ -323,7 +330,9 @@ def _lacks(frames: dict[str, pd.DataFrame | None]) -> dict[str, Missing]:
         lacks["host.python"] = Missing("Python functions", "recorded without stacks", "record with with_stack=True")
     if gpu is None or not (gpu["graph_node"] >= 0).any():
         lacks["gpu.graph_node"] = Missing(
-            "CUDA graph node ids", "this Kineto build writes none", "record with nsys --cuda-graph-trace=node or a newer torch"
+            "CUDA graph node ids",
+            "this Kineto build writes none",
+            "record with nsys --cuda-graph-trace=node or a newer torch",
         )
     return lacks
 
@@ -335,7 +344,13 @@ def _devices(meta: dict) -> dict[int, str]:
 
 
 def _lock(meta: dict) -> dict[str, object]:
-    wanted = ("cuda_driver_version", "cuda_runtime_version", "hip_runtime_version", "hip_driver_version", "cupti_version")
+    wanted = (
+        "cuda_driver_version",
+        "cuda_runtime_version",
+        "hip_runtime_version",
+        "hip_driver_version",
+        "cupti_version",
+    )
     lock: dict[str, object] = {key: meta[key] for key in wanted if key in meta}
     info = meta.get("distributedInfo")
     if isinstance(info, dict):

@@ -1,12 +1,11 @@
-"""Nsight Systems .sqlite (every exported schema) and .nsys-rep -> Trace. Opens the file read-only and sorts for itself."""
+"""Nsight Systems .sqlite (every exported schema) and .nsys-rep -> Trace. Opens the file read-only; sorts for itself."""
 
 import glob
-import re
 import shutil
 import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -23,12 +22,24 @@ from ling_prof.trace import Trace, find_launches, nest, sort_rows, table
 
 KERNEL, MEMCPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{k}" for k in ("KERNEL", "MEMCPY", "MEMSET"))
 GRAPH, RUNTIME, SYNC = (f"CUPTI_ACTIVITY_KIND_{k}" for k in ("GRAPH_TRACE", "RUNTIME", "SYNCHRONIZATION"))
-COPY_KIND = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}
+COPY_KIND = {
+    1: "HtoD",
+    2: "DtoH",
+    3: "HtoA",
+    4: "AtoH",
+    8: "DtoD",
+    9: "HtoH",
+    10: "PtoP",
+    11: "HtoD",
+    12: "DtoH",
+    13: "DtoD",
+}
 MEMORY = {0: "pageable", 1: "pinned", 2: "device", 3: "array", 4: "managed"}
 SYNC_KIND = {1: "event", 2: "stream_wait", 3: "stream", 4: "device"}
 RANGES = (59, 60, 70, 71)  # push/pop and start/end, present and older numbering
 THREAD = 0xFFFFFF
 ROWS = 50_000
+Progress = Callable[[float], None]
 RECORD = "record with nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --cuda-graph-trace=node"
 PLACES = (
     "/usr/local/cuda*/bin/nsys",
@@ -44,7 +55,7 @@ def find_nsys() -> str | None:
     return found or next((p for place in PLACES for p in sorted(glob.glob(place), reverse=True)), None)
 
 
-def read_report(path: Path) -> Trace:
+def read_report(path: Path, progress: Progress = lambda _: None) -> Trace:
     """Reads .nsys-rep through `nsys export`. Raises TraceError naming the export command when no nsys is found."""
     command = f"nsys export --type sqlite -o {path.stem}.sqlite {path.name}"
     nsys = find_nsys()
@@ -63,20 +74,23 @@ def read_report(path: Path) -> Trace:
         )
         if done.returncode or not target.exists():
             why = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-            raise TraceError(path, f"{nsys} could not export it ({why})", f"run `{command}` with the Nsight Systems that recorded it")
-        return _read(path, target)
+            raise TraceError(
+                path, f"{nsys} could not export it ({why})", f"run `{command}` with the Nsight Systems that recorded it"
+            )
+        return _read(path, target, progress)
 
 
-def read(path: Path) -> Trace:
+def read(path: Path, progress: Progress = lambda _: None) -> Trace:
     """Reads an exported .sqlite, also gzipped. Raises TraceError when it is damaged or holds no trace."""
     with open(path, "rb") as file:
-        if file.read(2) != b"\x1f\x8b":
-            return _read(path, path)
+        plain_file = file.read(2) != b"\x1f\x8b"
+    if plain_file:
+        return _read(path, path, progress)
     with tempfile.NamedTemporaryFile(suffix=".sqlite") as plain:
         for piece in pieces(path):
             plain.write(piece)
         plain.flush()
-        return _read(path, Path(plain.name))
+        return _read(path, Path(plain.name), progress)
 
 
 @contextmanager
@@ -108,7 +122,9 @@ class _Db:
         cursor = self.connection.execute(f"SELECT {', '.join(have)} FROM {name} {where}")
         parts = []
         while rows := cursor.fetchmany(ROWS):
-            parts.append(np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * len(wanted)).reshape(len(rows), -1))
+            parts.append(
+                np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * len(wanted)).reshape(len(rows), -1)
+            )
         flat = np.concatenate(parts) if parts else np.empty((0, len(wanted)), np.int64)
         return {column: np.ascontiguousarray(flat[:, i]) for i, column in enumerate(wanted)}
 
@@ -136,27 +152,26 @@ def _coded(table_of: dict[int, str], values: np.ndarray) -> pd.Categorical:
     return labelled([table_of.get(int(v), "") for v in unique], codes)
 
 
-def _read(path: Path, file: Path) -> Trace:
+def _read(path: Path, file: Path, progress: Progress) -> Trace:
     with _database(path, file) as db:
         if not db.columns:
             raise TraceError(path, "an empty SQLite file", "export it again: nsys export --type sqlite FILE.nsys-rep")
         if "StringIds" not in db.columns and KERNEL not in db.columns:
             found = ", ".join(sorted(db.columns)[:3])
-            raise TraceError(path, f"an SQLite file that Nsight Systems did not write (tables {found})", "give the output of nsys export --type sqlite")
-        return _build(path, db)
+            raise TraceError(
+                path,
+                f"an SQLite file that Nsight Systems did not write (tables {found})",
+                "give the output of nsys export --type sqlite",
+            )
+        return _build(path, db, progress)
 
 
-def _build(path: Path, db: _Db) -> Trace:
+def _build(path: Path, db: _Db, progress: Progress) -> Trace:
     mode = _graph_mode(db)
-    api = _api(db) if db.has(RUNTIME) else None
-    frames = {
-        "gpu": _gpu(db, api),
-        "api": api,
-        "host": _nvtx(db) if db.has("NVTX_EVENTS") else None,
-        "overhead": _overhead(db),
-        "sync": _sync(db) if db.has(SYNC) else None,
-        "capture": _capture(db) if db.has("CUDA_GRAPH_NODE_EVENTS") else None,
-    }
+    frames: dict[str, pd.DataFrame | None] = {}
+    for i, (name, (source, make)) in enumerate(TABLES.items()):
+        frames[name] = make(db, frames) if source is None or db.has(source) else None
+        progress((i + 1) / len(TABLES))
     missing = _missing(db, mode)
     timed = [f for key, f in frames.items() if f is not None and key not in ("capture", "overhead") and len(f)]
     origin = min((int(f["start"].iloc[0]) for f in timed), default=0)
@@ -166,7 +181,10 @@ def _build(path: Path, db: _Db) -> Trace:
     return Trace(
         path=str(path),
         format="nsys",
-        tables={key: missing[key] if frame is None or (key in missing and not len(frame)) else frame for key, frame in frames.items()},
+        tables={
+            key: missing[key] if frame is None or (key in missing and not len(frame)) else frame
+            for key, frame in frames.items()
+        },
         epoch_ns=_epoch(db) + origin,
         devices=_devices(db),
         lock=_lock(db, mode),
@@ -180,16 +198,20 @@ class _Source(NamedTuple):
     columns: tuple[str, ...]
 
 
+IN_GRAPH = ("graphNodeId", "graphId")
+SHAPE = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+USE = ("registersPerThread", "staticSharedMemory", "dynamicSharedMemory")
 SOURCES = (
-    _Source(KERNEL, "kernel", ("demangledName", "shortName", "graphNodeId", "graphId", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory", "dynamicSharedMemory")),
-    _Source(MEMCPY, "memcpy", ("bytes", "copyKind", "srcKind", "dstKind", "graphNodeId", "graphId")),
-    _Source(MEMSET, "memset", ("bytes", "memKind", "graphNodeId", "graphId")),
+    _Source(KERNEL, "kernel", ("demangledName", "shortName", *IN_GRAPH, *SHAPE, *USE)),
+    _Source(MEMCPY, "memcpy", ("bytes", "copyKind", "srcKind", "dstKind", *IN_GRAPH)),
+    _Source(MEMSET, "memset", ("bytes", "memKind", *IN_GRAPH)),
     _Source(GRAPH, "graph", ("graphId", "graphExecId")),
 )
 COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 
 
-def _gpu(db: _Db, api: pd.DataFrame | None) -> pd.DataFrame:
+def _gpu(db: _Db, frames: dict[str, pd.DataFrame | None]) -> pd.DataFrame:
+    api = frames["api"]
     parts = [_activity(db, source) for source in SOURCES if db.has(source.name)]
     if not parts:
         return table("gpu")
@@ -219,9 +241,8 @@ def _concat(parts: list[pd.DataFrame]) -> pd.DataFrame:
 
 def _activity(db: _Db, source: _Source) -> pd.DataFrame:
     raw = db.integers(source.name, COMMON + source.columns)
-    node = np.where(raw.get("graphNodeId", np.array(-1)) > 0, raw.get("graphNodeId", np.array(-1)), -1)
-    graph = np.where(raw.get("graphId", np.array(-1)) > 0, raw.get("graphId", np.array(-1)), -1)
     rows = len(raw["start"])
+    node, graph = (raw.get(key, np.full(rows, -1)) for key in IN_GRAPH)
     return table(
         "gpu",
         start=raw["start"],
@@ -231,8 +252,8 @@ def _activity(db: _Db, source: _Source) -> pd.DataFrame:
         corr=raw["correlationId"],
         pid=(raw["globalPid"] >> 24) & THREAD,
         kind=pd.Categorical.from_codes(np.zeros(rows, np.int8), categories=[source.kind]),
-        graph_node=np.broadcast_to(node, rows),
-        graph_id=np.broadcast_to(graph, rows),
+        graph_node=np.where(node > 0, node, -1),
+        graph_id=np.where(graph > 0, graph, -1),
         **_DETAILS[source.kind](db, raw),
     )
 
@@ -291,7 +312,13 @@ def _api(db: _Db) -> pd.DataFrame:
     raw = db.integers(RUNTIME, ("start", "end", "globalTid", "correlationId", "nameId", "returnValue"))
     names = db.strings(raw["nameId"], bare_name)
     frame = table(
-        "api", **_spans(raw), **_threads(raw["globalTid"]), name=names, corr=raw["correlationId"], sync_kind=sync_kinds(names), ret=raw["returnValue"]
+        "api",
+        **_spans(raw),
+        **_threads(raw["globalTid"]),
+        name=names,
+        corr=raw["correlationId"],
+        sync_kind=sync_kinds(names),
+        ret=raw["returnValue"],
     )
     return sort_rows(frame)[0]
 
@@ -302,7 +329,9 @@ def _nvtx(db: _Db) -> pd.DataFrame:
     raw = db.integers("NVTX_EVENTS", ("start", "end", "globalTid", "textId"), where)
     names = db.strings(raw["textId"])
     if "text" in db.columns["NVTX_EVENTS"]:
-        text = np.array([row[0] for row in db.rows(f"SELECT text FROM NVTX_EVENTS {where}")] or [None], object)[: len(raw["start"])]
+        text = np.array([row[0] for row in db.rows(f"SELECT text FROM NVTX_EVENTS {where}")] or [None], object)[
+            : len(raw["start"])
+        ]
         names = pd.Categorical(np.where(pd.notna(text), text, np.asarray(names, object)))
     kind = pd.Categorical.from_codes(np.zeros(len(names), np.int8), categories=["nvtx"])
     frame, _ = sort_rows(table("host", **_spans(raw), **_threads(raw["globalTid"]), name=names, kind=kind))
@@ -313,19 +342,31 @@ def _overhead(db: _Db) -> pd.DataFrame:
     for name in ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"):
         if db.has(name):
             raw = db.integers(name, ("start", "end", "globalTid", "nameId"))
-            return sort_rows(table("overhead", **_spans(raw), **_threads(raw["globalTid"]), name=db.strings(raw["nameId"])))[0]
+            return sort_rows(
+                table("overhead", **_spans(raw), **_threads(raw["globalTid"]), name=db.strings(raw["nameId"]))
+            )[0]
     return table("overhead")
 
 
 def _sync(db: _Db) -> pd.DataFrame:
     raw = db.integers(SYNC, ("start", "end", "syncType", "streamId", "eventId", "correlationId"))
     kind = _coded(SYNC_KIND, raw["syncType"])
-    return sort_rows(table("sync", **_spans(raw), kind=kind, stream=raw["streamId"], event=raw["eventId"], corr=raw["correlationId"]))[0]
+    return sort_rows(
+        table("sync", **_spans(raw), kind=kind, stream=raw["streamId"], event=raw["eventId"], corr=raw["correlationId"])
+    )[0]
 
 
 def _capture(db: _Db) -> pd.DataFrame:
-    raw = db.integers("CUDA_GRAPH_NODE_EVENTS", ("start", "globalTid", "graphNodeId", "originalGraphNodeId"), "ORDER BY start")
-    return table("capture", node=raw["graphNodeId"], original=raw["originalGraphNodeId"], time=raw["start"], **_threads(raw["globalTid"]))
+    raw = db.integers(
+        "CUDA_GRAPH_NODE_EVENTS", ("start", "globalTid", "graphNodeId", "originalGraphNodeId"), "ORDER BY start"
+    )
+    return table(
+        "capture",
+        node=raw["graphNodeId"],
+        original=raw["originalGraphNodeId"],
+        time=raw["start"],
+        **_threads(raw["globalTid"]),
+    )
 
 
 def _graph_mode(db: _Db) -> str:
@@ -361,34 +402,65 @@ def _lock(db: _Db, mode: str) -> dict[str, object]:
             meta = dict(db.rows(f"SELECT name, value FROM {name}"))
             lock |= {"nsys": meta.get("EXPORT_PRODUCT_VERSION"), "schema": meta.get("EXPORT_SCHEMA_VERSION")}
     if "TARGET_INFO_SYSTEM_ENV" in db.columns:
-        lock |= {"cuda_driver_version": v for (v,) in db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'CudaDriverVersion'")}
+        rows = db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'CudaDriverVersion'")
+        lock["cuda_driver_version"] = rows[0][0] if rows else None
     return {key: value for key, value in lock.items() if value}
 
 
 def _missing(db: _Db, mode: str) -> dict[str, Missing]:
     def absent(name: str) -> str:
-        return "none was recorded" if name in db.columns else f"the file has no table {name}: not traced, or none happened"
+        return (
+            "none was recorded" if name in db.columns else f"the file has no table {name}: not traced, or none happened"
+        )
 
     return {
-        "gpu": Missing("GPU times", "no kernel, copy, memset or graph was recorded", RECORD + ", on a program that uses the GPU"),
+        "gpu": Missing(
+            "GPU times", "no kernel, copy, memset or graph was recorded", RECORD + ", on a program that uses the GPU"
+        ),
         "api": Missing("launches and blocking calls", absent(RUNTIME), RECORD),
-        "host": Missing("named ranges", absent("NVTX_EVENTS"), "add nvtx to --trace and mark steps with torch.cuda.nvtx.range_push"),
+        "host": Missing(
+            "named ranges", absent("NVTX_EVENTS"), "add nvtx to --trace and mark steps with torch.cuda.nvtx.range_push"
+        ),
         "sync": Missing("synchronisation records", absent(SYNC), RECORD),
-        "capture": Missing("the layer of a CUDA-graph node", absent("CUDA_GRAPH_NODE_EVENTS"), RECORD + ", started before the graph is captured"),
+        "capture": Missing(
+            "the layer of a CUDA-graph node",
+            absent("CUDA_GRAPH_NODE_EVENTS"),
+            RECORD + ", started before the graph is captured",
+        ),
     }
 
 
 def _lacks(frames: dict[str, pd.DataFrame | None], mode: str) -> dict[str, Missing]:
-    lacks = {"host.python": Missing("Python functions", "Nsight Systems was run without Python sampling", "record with the torch profiler, with_stack=True")}
+    lacks = {
+        "host.python": Missing(
+            "Python functions",
+            "Nsight Systems was run without Python sampling",
+            "record with the torch profiler, with_stack=True",
+        )
+    }
     gpu = frames["gpu"]
     if gpu is not None and (gpu["kind"] == "graph").any():
         why = f"the CUDA graphs were traced whole{f' (mode {mode})' if mode else ''}: their kernels are not in the file"
-        lacks["gpu.graph_node"] = Missing("kernels inside CUDA graphs", why, "record with nsys profile --cuda-graph-trace=node")
+        lacks["gpu.graph_node"] = Missing(
+            "kernels inside CUDA graphs", why, "record with nsys profile --cuda-graph-trace=node"
+        )
     elif gpu is None or not (gpu["graph_node"] >= 0).any():
-        lacks["gpu.graph_node"] = Missing("CUDA graph node ids", "no kernel of a CUDA graph was recorded", "record with --cuda-graph-trace=node")
+        lacks["gpu.graph_node"] = Missing(
+            "CUDA graph node ids", "no kernel of a CUDA graph was recorded", "record with --cuda-graph-trace=node"
+        )
     return lacks
+
+
+TABLES: dict[str, tuple[str | None, Callable[[_Db, dict], pd.DataFrame]]] = {
+    "api": (RUNTIME, lambda db, _: _api(db)),
+    "gpu": (None, _gpu),
+    "host": ("NVTX_EVENTS", lambda db, _: _nvtx(db)),
+    "overhead": (None, lambda db, _: _overhead(db)),
+    "sync": (SYNC, lambda db, _: _sync(db)),
+    "capture": ("CUDA_GRAPH_NODE_EVENTS", lambda db, _: _capture(db)),
+}
 
 
 def is_report(start: bytes) -> bool:
     """Whether a file starts as an .nsys-rep does."""
-    return re.match(rb"(?s).{0,8}(QDSTRM|NSYS|nsys)", start) is not None
+    return start.startswith(b"NVIDIA Tegra Profiler Report")

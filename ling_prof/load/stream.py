@@ -2,7 +2,7 @@
 
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,18 +11,27 @@ from ling_prof.errors import TraceError
 PIECE = 4 << 20
 
 
-def pieces(path: Path) -> Iterator[bytes]:
-    """The unwrapped content in pieces of about 4 MB. Raises TraceError for a cut or damaged wrapper."""
+def pieces(path: Path, progress: Callable[[float], None] = lambda _: None) -> Iterator[bytes]:
+    """The unwrapped content in pieces of about 4 MB; `progress` is told the share of the file read.
+
+    Raises TraceError for a cut or damaged wrapper.
+    """
     with open(path, "rb") as file:
-        magic = file.read(4)
-        file.seek(0)
-        if magic[:2] == b"\x1f\x8b":
-            yield from _gunzip(path, file)
-        elif magic == b"PK\x03\x04":
-            yield from _unzip(path, file)
-        else:
-            while piece := file.read(PIECE):
-                yield piece
+        for piece in _unwrapped(path, file):
+            progress(file.tell() / max(1, path.stat().st_size))
+            yield piece
+
+
+def _unwrapped(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    magic = file.read(4)
+    file.seek(0)
+    if magic[:2] == b"\x1f\x8b":
+        yield from _gunzip(path, file)
+    elif magic == b"PK\x03\x04":
+        yield from _unzip(path, file)
+    else:
+        while piece := file.read(PIECE):
+            yield piece
 
 
 def head(path: Path, size: int = 64) -> bytes:
@@ -53,7 +62,11 @@ def _gunzip(path: Path, file: BinaryIO) -> Iterator[bytes]:
             if not data and not (data := file.read(PIECE)):
                 return
     if not members or inflate.unconsumed_tail or not inflate.eof:
-        raise TraceError(path, "the gzip data ends too early", "the copy or the profiler was cut off: copy the file again or re-record")
+        raise TraceError(
+            path,
+            "the gzip data ends too early",
+            "the copy or the profiler was cut off: copy the file again or re-record",
+        )
 
 
 def _unzip(path: Path, file: BinaryIO) -> Iterator[bytes]:

@@ -1,0 +1,123 @@
+"""Which layers take the busy time, and through which roles?
+
+One row per (layer, role) of the chosen steps, costliest first. A kernel's layer is the part of a decoder layer
+(attention, MLP, norm: the nn.Module right below the layer) or else the innermost range around its launch; for a
+replayed graph node, around its capture.
+"""
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from ling_prof.errors import Missing
+from ling_prof.roles import ROLES, layer_kind
+from ling_prof.timeline import BUSY
+from ling_prof.view import View
+
+COLUMNS = {
+    "layer": "range or module, numbers replaced by N",
+    "role": "what its kernels are for",
+    "layers": "distinct layers of this kind",
+    "kernels": "in the chosen steps",
+    "exclusive_ns": "busy time",
+    "share": "of the busy time, 0 to 1",
+}
+MODULE = re.compile(r"^nn\.Module: (\w+)")
+CONTAINER = re.compile(r"(Layer|Block|Model|ForCausalLM|LMHeadModel|ModuleList|Sequential)(_\d+)?$")
+NOT_A_LAYER = re.compile(r"^(##|Torch-Compiled|scheduler\.|copy_result|Optimizer|ProfilerStep|cub::|nccl:|TorchDynamo)")
+UNNAMED = "(outside any range)"
+
+
+def rows(view: View) -> pd.DataFrame:
+    layer = of_ops(view)
+    pieces, _ = view.pieces_in(view.chosen)
+    busy = np.flatnonzero(pieces.cls == BUSY)
+    op = pieces.op[busy]
+    frame = pd.DataFrame(
+        {
+            "name": layer[op],
+            "role": np.array(ROLES, object)[view.ops.role[op]],
+            "op": op,
+            "exclusive_ns": pieces.length[busy],
+        }
+    )
+    frame["layer"] = frame["name"].map({n: layer_kind(n) for n in frame["name"].unique()})
+    out = (
+        frame.groupby(["layer", "role"])
+        .agg(layers=("name", "nunique"), kernels=("op", "nunique"), exclusive_ns=("exclusive_ns", "sum"))
+        .reset_index()
+    )
+    out["share"] = out["exclusive_ns"] / max(1, int(out["exclusive_ns"].sum()))
+    return out.sort_values("exclusive_ns", ascending=False, ignore_index=True)[list(COLUMNS)]
+
+
+def of_ops(view: View) -> np.ndarray:
+    """The layer name of every op of the device. Raises Missing when no range or module can name one."""
+    at = np.where(view.ops.launch >= 0, view.ops.launch_start, -1)
+    row = view.host.at(view.ops.thread, at)
+    row = np.where(view.ops.launch >= 0, row, -1)
+    captured = _captured(view)
+    inside = captured >= 0
+    row[inside] = captured[inside]
+    names = _names(view, row)
+    named = (names != UNNAMED) & (view.step_of(view.ops.start) >= 0)
+    if named.sum() < 0.5 * max(1, (view.step_of(view.ops.start) >= 0).sum()):
+        hidden = " (graph replays hide it)" if (view.ops.graph_launch >= 0).any() else ""
+        raise Missing(
+            "the layer of a kernel",
+            f"for most ops no NVTX range, annotation or nn.Module encloses the launch{hidden}",
+            "record with with_stack=True and with_modules=True, mark layers with NVTX before capture and use nsys, "
+            "or trace once with graphs off",
+        )
+    return names
+
+
+def _names(view: View, row: np.ndarray) -> np.ndarray:
+    host = view.host
+    if host.table is None:
+        return np.full(len(row), UNNAMED, object)
+    found = np.where(row >= 0, host.nearest(_is_layer(view))[row], -1)
+    return np.where(found >= 0, np.array([MODULE.sub(r"\1", n) for n in host.names[found]], object), UNNAMED)
+
+
+def _is_layer(view: View) -> np.ndarray:
+    """Host rows that name a layer: ranges other than steps, and modules that sit right below a container."""
+    host, steps = view.host, set(view.steps.table["name"])
+    module = host.where("name", lambda n: bool(MODULE.match(n)))
+    container = module & host.where("name", lambda n: bool(CONTAINER.search(n)))
+    above = np.where(host.parent >= 0, host.nearest(module)[host.parent], -1)
+    part = module & ~container & ((above < 0) | container[above])
+    ranges = host.where("kind", lambda k: k in ("nvtx", "annotation")) & host.where(
+        "name", lambda n: n not in steps and not NOT_A_LAYER.match(n)
+    )
+    return part | ranges
+
+
+def _captured(view: View) -> np.ndarray:
+    """For each op the host row open when its graph node was captured; -1 outside graphs and where not recorded."""
+    out = np.full(len(view.ops), -1)
+    if not view.trace.has("capture") or not view.trace.has("gpu.graph_node"):
+        return out
+    capture = view.trace.capture
+    node = view.trace.gpu["graph_node"].to_numpy()[view.ops.row]
+    first = _originals(dict(zip(capture["node"], capture["original"], strict=True)), np.unique(node[node >= 0]))
+    made = {n: i for i, n in enumerate(capture["node"].to_numpy())}
+    known = {n: made[o] for n, o in first.items() if o in made}
+    at = np.array([known.get(int(n), -1) for n in node])
+    found = at >= 0
+    threads = (capture["pid"].to_numpy() << 32) + capture["tid"].to_numpy()
+    out[found] = view.host.at(threads[at[found]], capture["time"].to_numpy()[at[found]])
+    return out
+
+
+def _originals(cloned_from: dict[int, int], nodes: np.ndarray) -> dict[int, int]:
+    """Each node led back through its clones to the captured one; a cycle ends where it closes."""
+    out = {}
+    for node in map(int, nodes):
+        seen, current = {node}, node
+        while (above := cloned_from.get(current, -1)) >= 0 and above not in seen:
+            seen.add(above)
+            current = above
+        out[node] = current
+    return out

@@ -1,0 +1,304 @@
+"""The ling-prof command. One small function a command; its docstring is its help. Heavy imports happen inside."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ling_prof.errors import UserError
+
+if TYPE_CHECKING:
+    from ling_prof.report import Report
+    from ling_prof.trace import Trace
+    from ling_prof.view import Options
+
+app = typer.Typer(
+    name="ling-prof",
+    help="Where every microsecond of an LLM decode step goes, from a torch-profiler or Nsight Systems trace.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+TracePath = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="Kineto .json/.json.gz/.zip, Nsight .sqlite(.gz) or .nsys-rep.")
+]
+Steps = Annotated[str | None, typer.Option("--steps", metavar="REGEX", help="Take ranges whose name matches as steps.")]
+Device = Annotated[int | None, typer.Option(help="GPU; default: all that worked (report) or the busiest.")]
+Stream = Annotated[int | None, typer.Option(help="Look at one stream only.")]
+Skip = Annotated[int, typer.Option(help="Leave out that many decode steps at the start.")]
+Focus = Annotated[str, typer.Option(help="prefill or decode.")]
+Tpot = Annotated[
+    str | None,
+    typer.Option("--unprofiled-tpot", metavar="TIME", help="Time per output token without a profiler, such as 2.13ms."),
+]
+Accept = Annotated[float, typer.Option("--accept-length", help="Tokens a step commits (speculative decoding).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
+Partial = Annotated[bool, typer.Option("--partial", help="Accept a JSON file that was cut off.")]
+Top = Annotated[int, typer.Option(min=1, help="Rows to show in each table.")]
+
+
+def main() -> None:
+    """Runs the command line; a UserError ends in its sentence on stderr and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"ling-prof: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader (head, less) has gone: nothing more to say, also not at interpreter exit.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _options(
+    steps: str | None = None,
+    device: int | None = None,
+    stream: int | None = None,
+    skip: int = 0,
+    focus: str = "decode",
+    tpot: str | None = None,
+    accept: float = 1.0,
+) -> "Options":
+    from ling_prof.units import parse_time
+    from ling_prof.view import Options
+
+    unprofiled = None if tpot is None else parse_time(tpot, "--unprofiled-tpot")
+    return Options(steps, device, stream, skip, focus, unprofiled, accept)
+
+
+def _load(path: Path, partial: bool = False) -> "Trace":
+    from ling_prof.load import load
+    from ling_prof.render.progress import bar
+
+    with bar(f"reading {path.name}") as progress:
+        return load(path, partial, progress)
+
+
+def _report(path: Path, options: "Options", partial: bool = False) -> "Report":
+    from ling_prof.render.progress import bar
+    from ling_prof.report import report
+
+    trace = _load(path, partial)
+    with bar("analysing") as progress:
+        return report(trace, options, progress)
+
+
+def _print(*parts: Any) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, soft_wrap=False)
+    console.print(*parts, sep="\n")
+
+
+def _print_json(data: Any) -> None:
+    import json
+
+    print(json.dumps(data, indent=1, allow_nan=False))
+
+
+@app.command()
+def report(
+    trace: TracePath,
+    steps: Steps = None,
+    device: Device = None,
+    stream: Stream = None,
+    skip: Skip = 0,
+    focus: Focus = "decode",
+    unprofiled_tpot: Tpot = None,
+    accept_length: Accept = 1.0,
+    partial: Partial = False,
+    top: Top = 5,
+    as_json: AsJson = False,
+) -> None:
+    """The decode steps: ledger, roles, blocking calls, launches, gaps, and what the trace cannot say."""
+    found = _report(trace, _options(steps, device, stream, skip, focus, unprofiled_tpot, accept_length), partial)
+    if as_json:
+        print(found.to_json(indent=1))
+    else:
+        from ling_prof.render.text import render
+
+        _print(render(found, top))
+
+
+def _section(name: str, sections: Callable[["Report", int], list[Any]]) -> Callable[..., None]:
+    """A command that shows one part of the report."""
+
+    def command(
+        trace: TracePath,
+        steps: Steps = None,
+        device: Device = None,
+        stream: Stream = None,
+        skip: Skip = 0,
+        focus: Focus = "decode",
+        unprofiled_tpot: Tpot = None,
+        accept_length: Accept = 1.0,
+        partial: Partial = False,
+        top: Top = 20,
+        as_json: AsJson = False,
+    ) -> None:
+        found = _report(trace, _options(steps, device, stream, skip, focus, unprofiled_tpot, accept_length), partial)
+        if as_json:
+            keys = ("schema", "trace", "options", "summary", "cannot_say")
+            _print_json({key: found[key] for key in keys} | {key: found[key] for key in SECTIONS[name]})
+        else:
+            _print(*sections(found, top))
+
+    return command
+
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "ledger": ("steps",),
+    "syncs": ("syncs", "seams"),
+    "gaps": ("gaps",),
+    "kernels": ("kernels", "layers", "copies"),
+    "steps": ("steps",),
+    "launches": ("launches", "graphs"),
+}
+HELP = {
+    "ledger": "Mean, p50 and p99 of each class; the means add up to the wall time.",
+    "syncs": "Calls that make the host wait, with their site, and host code that keeps the device waiting.",
+    "gaps": "The largest idle gaps, the kernels around them, and why.",
+    "kernels": "Busy time by role, kernel and layer; copies and casts.",
+    "steps": "How steps were found, and each one with its wall and busy time.",
+    "launches": "Launches, run-ahead, and CUDA graphs.",
+}
+
+
+def _show(name: str) -> Callable[["Report", int], list[Any]]:
+    def sections(found: "Report", top: int) -> list[Any]:
+        from ling_prof.render import text
+
+        heading = [text.header(found)]
+        for summary in found["summary"] if name in ("ledger", "kernels") else ():
+            heading += [text.device_heading(summary), (text.ledger if name == "ledger" else text.roles)(summary)]
+        keys = () if name == "ledger" else SECTIONS[name]
+        return heading + [part for key in keys for part in getattr(text, key)(found, top)] + text.cannot_say(found)
+
+    return sections
+
+
+for _name in SECTIONS:
+    app.command(_name, help=HELP[_name])(_section(_name, _show(_name)))
+
+
+@app.command()
+def check(
+    trace: TracePath,
+    max_class: Annotated[
+        list[str],
+        typer.Option(
+            "--max-class", metavar="CLASS=TIME", help="Most a step may spend in a class, or in wall; repeatable."
+        ),
+    ],
+    steps: Steps = None,
+    device: Device = None,
+    skip: Skip = 0,
+    focus: Focus = "decode",
+    unprofiled_tpot: Tpot = None,
+    accept_length: Accept = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Exits with 1 when the mean step exceeds a limit: for CI."""
+    from ling_prof.check import judge, parse_limits
+
+    limits = parse_limits(max_class)
+    rows = judge(_report(trace, _options(steps, device, None, skip, focus, unprofiled_tpot, accept_length)), limits)
+    if as_json:
+        _print_json({"schema": "ling-prof.check/1", "limits": rows})
+    else:
+        for row in rows:
+            print(row["sentence"])
+    raise typer.Exit(0 if all(row["ok"] for row in rows) else 1)
+
+
+@app.command()
+def doctor(trace: TracePath, partial: Partial = False, as_json: AsJson = False) -> None:
+    """What this file holds, what it lacks, and how to record what is missing."""
+    from ling_prof.doctor import examine
+
+    found = examine(_load(trace, partial))
+    if as_json:
+        _print_json({"schema": "ling-prof.doctor/1", **found})
+        return
+    from ling_prof.render.text import doctor as show_doctor
+
+    _print(*show_doctor(found))
+
+
+@app.command()
+def export(
+    trace: TracePath,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write Parquet files into this new folder.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write CSV files into this new folder.")] = None,
+    steps: Steps = None,
+    device: Device = None,
+    partial: Partial = False,
+    as_json: AsJson = False,
+) -> None:
+    """Writes the tables and the rows of every analysis as Parquet or CSV."""
+    if (parquet is None) == (csv is None):
+        raise UserError("export takes --parquet FOLDER or --csv FOLDER, one of them.")
+    folder, kind = (parquet, "parquet") if parquet else (csv, "csv")
+    from ling_prof.export import export as write
+
+    assert folder is not None
+    files = write(_load(trace, partial), folder, kind, _options(steps, device))
+    if as_json:
+        _print_json({"schema": "ling-prof.export/1", "folder": str(folder), "files": files})
+    else:
+        print(f"{folder}: {', '.join(files)}")
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """The questions ling-prof answers, and the recordings that come with it."""
+    from ling_prof.analyses import ANALYSES, question
+    from ling_prof.bundled import recordings
+
+    found = {
+        "analyses": {name: question(name) for name in ANALYSES},
+        "recordings": {r["file"]: r["shows"] for r in recordings()},
+    }
+    if as_json:
+        _print_json({"schema": "ling-prof.list/1", **found})
+        return
+    from ling_prof.render.text import pairs
+
+    _print(*(part for title, rows in found.items() for part in pairs(title.capitalize(), rows)))
+
+
+@app.command()
+def demo(top: Top = 5, as_json: AsJson = False) -> None:
+    """The report on a bundled H200 recording of a decode loop, calibrated with its unprofiled step time."""
+    from ling_prof.bundled import demo as recording
+
+    path, tpot = recording()
+    report(path, unprofiled_tpot=tpot, top=top, as_json=as_json)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def record(
+    context: typer.Context,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the .nsys-rep goes.")] = Path("decode.nsys-rep"),
+    range_: Annotated[
+        str | None, typer.Option("--nvtx-range", help="Record only between the start and end of this NVTX range.")
+    ] = None,
+    api_range: Annotated[
+        bool, typer.Option("--profiler-api", help="Record only between cudaProfilerStart and Stop.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Runs a command under Nsight Systems with the right flags, then reports: ling-prof record -- python decode.py"""
+    from ling_prof.record import nsys
+
+    report(nsys(context.args, output, range_, api_range), as_json=as_json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""A Report as tables for a terminal."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ling_prof.report import Report
+from ling_prof.roles import LABELS, short_name
+from ling_prof.timeline import CLASSES, HOST_PARTS
+from ling_prof.units import show_time
+
+FIXES = {
+    "busy": "fewer bytes, better kernels",
+    "profiler": "record with less",
+    "graph_dependency": "PDL, fusion",
+    "dependency": "PDL, fusion",
+    "stream_wait": "fewer cross-stream edges",
+    "sync_stall": "sync removal",
+    "host_bound": "graphs, run-ahead",
+    "launch_call": "graphs",
+    "launch_latency": "graphs, PDL",
+    "rank_skew": "balance the late rank",
+    "unknown": "-",
+}
+TOP = 5
+
+
+def render(report: Report, top: int = TOP) -> RenderableType:
+    """The whole report."""
+    parts: list[RenderableType] = [header(report)]
+    for summary in report["summary"]:
+        parts += [device_heading(summary), ledger(summary), roles(summary)]
+    for section in (syncs, seams, launches, graphs, gaps, kernels, layers, copies):
+        parts += section(report, top)
+    return Group(*parts, *cannot_say(report))
+
+
+def header(report: Report) -> RenderableType:
+    trace = report["trace"]
+    devices = ", ".join(sorted({d["name"] for d in trace["devices"]}))
+    lines = [Text(trace["path"], style="bold"), Text(f"{trace['format']} recording, {devices}")]
+    return Group(*lines, *(Text(f"note: {note}", style="yellow") for note in trace["notes"]))
+
+
+def device_heading(summary: dict[str, Any]) -> RenderableType:
+    found = ", ".join(f"{n} {phase}" for phase, n in summary["steps"].items())
+    kind = " of several parts each" if summary["counted"] > summary["rounds"] else ""
+    lines = [
+        f"\ndevice {summary['device']}: {found} steps, by {summary['source']}",
+        f"the means are over {summary['rounds']} {summary['focus']} rounds{kind}"
+        + "".join(f"; left out: {x}" for x in summary["left_out"]),
+        summary["ruler"],
+    ]
+    return Text("\n".join(lines))
+
+
+def _table(title: str, *columns: str, left: Sequence[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold", no_wrap=name not in left)
+    return table
+
+
+def ledger(summary: dict[str, Any]) -> RenderableType:
+    """Mean, p50 and p99 per class; the means add up to the wall time."""
+    calibrated = summary.get("calibrated")
+    extra = ["unprofiled", "%"] if calibrated else []
+    table = _table(
+        "Ledger of a step", "class", "mean", "%", "p50", "p99", *extra, "what helps", left=("class", "what helps")
+    )
+    wall, goal = summary["wall_ns"], sum(c["mean"] for c in calibrated.values()) if calibrated else 0
+    for name in CLASSES:
+        row = summary["ledger"][name]
+        if row["mean"] or row["p99"]:
+            more = _with_share(calibrated[name]["mean"], goal) if calibrated else []
+            table.add_row(
+                name,
+                *_with_share(row["mean"], wall["mean"]),
+                show_time(row["p50"]),
+                show_time(row["p99"]),
+                *more,
+                FIXES[name],
+            )
+            if name == "host_bound":
+                _host_parts(table, summary, len(extra))
+    table.add_section()
+    more = [show_time(goal), "100.0"] if calibrated else []
+    table.add_row("wall", show_time(wall["mean"]), "100.0", show_time(wall["p50"]), show_time(wall["p99"]), *more, "")
+    over = summary["overlapped_ns"]["mean"]
+    note = (
+        [Text(f"besides: {show_time(over)} in which kernels ran beside an earlier one (not counted twice)")]
+        if over
+        else []
+    )
+    return Group(table, *note)
+
+
+def _with_share(part: float, whole: float) -> list[str]:
+    return [show_time(part), f"{100 * part / whole:.1f}" if whole else "-"]
+
+
+def _host_parts(table: Table, summary: dict[str, Any], extra: int) -> None:
+    for part in HOST_PARTS:
+        row = summary["host_bound"][part]
+        if row["mean"]:
+            share = _with_share(row["mean"], summary["wall_ns"]["mean"])
+            table.add_row(
+                f"  in {part}", *share, show_time(row["p50"]), show_time(row["p99"]), *[""] * extra, "", style="dim"
+            )
+
+
+def roles(summary: dict[str, Any]) -> RenderableType:
+    table = _table("Busy time by role", "role", "mean", "% of busy", left=("role",))
+    busy = summary["ledger"]["busy"]["mean"]
+    for name, row in sorted(summary["roles"].items(), key=lambda item: -item[1]["mean"]):
+        if row["mean"]:
+            table.add_row(LABELS[name], *_with_share(row["mean"], busy))
+    kernels = f"{summary['kernels']:.0f} kernels a step"
+    if summary["extra_kernels"]:
+        kernels += f", {summary['extra_kernels']:.0f} more between steps"
+    return Group(table, Text(kernels))
+
+
+def _section(
+    title: str, rows: list[dict], top: int, columns: dict[str, Callable[[dict], str]], left: Sequence[str]
+) -> list[RenderableType]:
+    if not rows:
+        return []
+    table = _table(title + (f" (top {top} of {len(rows)})" if len(rows) > top else ""), *columns, left=left)
+    for row in rows[:top]:
+        table.add_row(*(Text(show(row)) for show in columns.values()))
+    return [table]
+
+
+def _per_round(report: Report) -> float:
+    return max(1, sum(s["rounds"] for s in report["summary"]))
+
+
+def syncs(report: Report, top: int) -> list[RenderableType]:
+    n = _per_round(report)
+    columns = {
+        "call": lambda r: r["api"],
+        "a step": lambda r: f"{r['focus_calls'] / n:.2f}",
+        "blocked": lambda r: show_time(r["focus_blocked_ns"] / n),
+        "idle caused": lambda r: show_time(r["focus_idle_ns"] / n),
+        "calls": lambda r: str(r["calls"]),
+        "waited for": lambda r: short_name(r["waited_for"], 30),
+        "site": lambda r: r["site"] or r["range"] or "(no stack recorded)",
+    }
+    found = _section(
+        "Costliest blocking calls, per step", report["syncs"], top, columns, ("call", "waited for", "site")
+    )
+    return found or [Text("\nNo call in this recording makes the host wait for the device.")]
+
+
+def seams(report: Report, top: int) -> list[RenderableType]:
+    n = _per_round(report)
+    columns = {
+        "idle a step": lambda r: show_time(r["idle_ns"] / n),
+        "%": lambda r: f"{100 * r['share']:.1f}",
+        "the host was in": lambda r: r["site"] or "(nothing recorded)",
+    }
+    return _section("Host code that keeps the device waiting", report["seams"], top, columns, ("the host was in",))
+
+
+def launches(report: Report, top: int) -> list[RenderableType]:
+    columns = {
+        "step": lambda r: str(r["step"]),
+        "launches": lambda r: str(r["launches"]),
+        "graphs": lambda r: str(r["graph_launches"]),
+        "in calls": lambda r: show_time(r["launch_ns"]),
+        "least ahead": lambda r: show_time(r["ahead_min_ns"]),
+        "median": lambda r: show_time(r["ahead_median_ns"]),
+        "most": lambda r: show_time(r["ahead_max_ns"]),
+        "queued": lambda r: f"{r['queued_median']:.0f}",
+        "starved": lambda r: str(r["starved"]),
+    }
+    return _section("Launches, and how far they run ahead of the device", report["launches"], top, columns, ())
+
+
+def graphs(report: Report, top: int) -> list[RenderableType]:
+    columns = {
+        "graph": lambda r: str(r["graph"]),
+        "launches": lambda r: str(r["launches"]),
+        "nodes": lambda r: "opaque" if r["nodes"] < 0 else f"{r['nodes']} ({r['kernels']} kernels)",
+        "span": lambda r: show_time(r["span_ns"]),
+        "busy": lambda r: show_time(r["busy_ns"]),
+        "gaps inside": lambda r: "not visible" if r["gaps_ns"] < 0 else show_time(r["gaps_ns"]),
+        "launch call": lambda r: show_time(r["call_ns"]),
+        "first": lambda r: short_name(r["first_kernel"], 40),
+    }
+    return _section("CUDA graphs (medians)", report["graphs"], top, columns, ("first",))
+
+
+def gaps(report: Report, top: int) -> list[RenderableType]:
+    columns = {
+        "step": lambda r: str(r["step"]),
+        "gap": lambda r: show_time(r["length"]),
+        "cause": lambda r: f"{r['cause']} {100 * r['classes'][r['cause']] / r['length']:.0f}%",
+        "before": lambda r: short_name(r["before"], 32),
+        "after": lambda r: short_name(r["after"], 32),
+        "site": lambda r: (
+            r["site"].split(" < ")[0] + ("" if " < " not in r["site"] else " < " + r["site"].split(" < ")[1])
+        ),
+    }
+    return _section("Largest gaps", report["gaps"], top, columns, ("cause", "before", "after", "site"))
+
+
+def kernels(report: Report, top: int) -> list[RenderableType]:
+    n = _per_round(report)
+    columns = {
+        "busy a step": lambda r: show_time(r["exclusive_ns"] / n),
+        "%": lambda r: f"{100 * r['share']:.1f}",
+        "a step": lambda r: f"{r['calls'] / n:.1f}",
+        "median": lambda r: show_time(r["median_ns"]),
+        "role": lambda r: r["role"],
+        "kernel": lambda r: short_name(r["name"], 60),
+    }
+    return _section("Costliest kernels", report["kernels"], top, columns, ("role", "kernel"))
+
+
+def layers(report: Report, top: int) -> list[RenderableType]:
+    n = _per_round(report)
+    columns = {
+        "busy a step": lambda r: show_time(r["exclusive_ns"] / n),
+        "%": lambda r: f"{100 * r['share']:.1f}",
+        "layers": lambda r: str(r["layers"]),
+        "role": lambda r: r["role"],
+        "layer": lambda r: r["layer"],
+    }
+    return _section("Busy time by layer", report["layers"], top, columns, ("role", "layer"))
+
+
+def copies(report: Report, top: int) -> list[RenderableType]:
+    n = _per_round(report)
+    columns = {
+        "a step": lambda r: f"{r['calls'] / n:.1f}",
+        "time a step": lambda r: show_time(r["duration_ns"] / n),
+        "what": lambda r: r["what"],
+    }
+    return _section("Copies and casts", report["copies"], top, columns, ("what",))
+
+
+def cannot_say(report: Report) -> list[RenderableType]:
+    lines: list[RenderableType] = [Text("\nWhat this trace cannot say", style="bold")] if report["cannot_say"] else []
+    for row in report["cannot_say"]:
+        lines += [Text(row["question"]), Padding(Text(f"{row['reason']}; {row['remedy']}."), (0, 0, 0, 4))]
+    return lines
+
+
+def steps(report: Report, top: int) -> list[RenderableType]:
+    columns: dict[str, Callable[[dict], str]] = {
+        "step": lambda r: str(r["index"]),
+        "phase": lambda r: r["phase"],
+        "start": lambda r: show_time(r["start_ns"]),
+        "wall": lambda r: show_time(r["wall_ns"]),
+        "busy": lambda r: show_time(r["ledger"]["busy"]),
+        "kernels": lambda r: f"{r['kernels']}" + (f" + {r['extra_kernels']}" if r["extra_kernels"] else ""),
+        "name": lambda r: r["name"],
+        "left out": lambda r: r["note"],
+    }
+    found = [device_heading(s) for s in report["summary"]]
+    return found + _section("Steps", report["steps"], top, columns, ("phase", "name", "left out"))
+
+
+def doctor(found: dict[str, Any]) -> list[RenderableType]:
+    """What `doctor.examine` found."""
+    holds = _table("Holds", "table", "rows", "detail", left=("table", "detail"))
+    for row in found["holds"]:
+        holds.add_row(row["table"], f"{row['rows']:,}", row["detail"])
+    parts: list[RenderableType] = [Text(f"{found['path']}: {found['format']}", style="bold"), holds]
+    if found["steps"]:
+        phases = ", ".join(f"{n} {p}" for p, n in found["steps"]["phases"].items())
+        parts.append(Text(f"Steps: {phases}, by {found['steps']['source']}"))
+    parts += [Text(f"Note: {note}") for note in found["notes"]]
+    return parts + pairs(
+        "Lacks, and how to record it", {row["what"]: f"{row['why']}; {row['remedy']}" for row in found["lacks"]}
+    )
+
+
+def pairs(title: str, rows: dict[str, str]) -> list[RenderableType]:
+    table = _table(title, "what", "", left=("what", ""))
+    for name, text in rows.items():
+        table.add_row(Text(name), Text(text))
+    return [table] if rows else []

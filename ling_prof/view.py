@@ -1,0 +1,105 @@
+"""A trace seen through one device and its steps: what an analysis is given."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from ling_prof.errors import UserError
+from ling_prof.host import Host
+from ling_prof.ops import Ops, devices, select
+from ling_prof.steps import FOCUS, Steps, find_steps
+from ling_prof.timeline import Pieces, Timeline
+from ling_prof.trace import Trace
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to look at a trace. Times in ns.
+
+    steps: regular expression over range names; skip: decode steps to leave out at the start; focus: 'prefill' or
+    'decode'; unprofiled_tpot: time per output token measured without a profiler; accept_length: tokens a step commits.
+    """
+
+    steps: str | None = None
+    device: int | None = None
+    stream: int | None = None
+    skip: int = 0
+    focus: str = "decode"
+    unprofiled_tpot: int | None = None
+    accept_length: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.focus not in FOCUS:
+            raise UserError(f"--focus {self.focus!r} is not one of {', '.join(FOCUS)}.")
+        if self.skip < 0:
+            raise UserError("--skip takes a number of steps, 0 or more.")
+        if self.accept_length <= 0:
+            raise UserError("--accept-length takes the mean tokens committed a step, above 0.")
+
+
+@dataclass(frozen=True)
+class View:
+    """One device of a trace. Everything derived is computed once, when first asked for."""
+
+    trace: Trace
+    ops: Ops
+    steps: Steps
+    options: Options
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return Timeline(self.ops)
+
+    @cached_property
+    def host(self) -> Host:
+        return Host(self.trace)
+
+    @cached_property
+    def chosen(self) -> pd.DataFrame:
+        """The steps of the focus that count in means."""
+        return self.steps.focus(self.options.focus)
+
+    @cached_property
+    def rounds(self) -> np.ndarray:
+        """For each chosen step the number of its token round, counted from 0; prefill steps are each their own."""
+        number = self.chosen["round"].to_numpy()
+        return pd.factorize(np.where(number >= 0, number, -1 - np.arange(len(number))))[0]
+
+    @property
+    def n_rounds(self) -> int:
+        return int(self.rounds.max(initial=-1)) + 1
+
+    def step_of(self, time: np.ndarray, steps: pd.DataFrame | None = None) -> np.ndarray:
+        """For each time the position of the step whose window holds it (among `steps`, or the chosen ones); else -1."""
+        steps = self.chosen if steps is None else steps
+        if not len(steps):
+            return np.full(len(time), -1)
+        start, end = steps["start"].to_numpy(), steps["end"].to_numpy()
+        at = np.searchsorted(start, time, "right") - 1
+        return np.where((at >= 0) & (time < end[np.maximum(at, 0)]), at, -1)
+
+    def step_of_call(self, time: np.ndarray, steps: pd.DataFrame) -> np.ndarray:
+        """As `step_of`, for times on the host: the last step of the trace lasts until the recording ends."""
+        until = steps["end"].where(steps["end"] < self.steps.table["end"].max(), np.iinfo(np.int64).max)
+        return self.step_of(time, steps.assign(end=until))
+
+    def pieces_in(self, steps: pd.DataFrame) -> tuple[Pieces, np.ndarray]:
+        """The account inside `steps`, cut at their bounds, and the position of the step each piece lies in."""
+        pieces = self.timeline.pieces.cut(np.r_[steps["start"].to_numpy(), steps["end"].to_numpy()])
+        at = self.step_of(pieces.start, steps)
+        return pieces.take(np.flatnonzero(at >= 0)), at[at >= 0]
+
+
+def view(trace: Trace, options: Options = Options()) -> View:
+    """The view of the chosen device, or of the busiest one."""
+    ops = select(trace, options.device, options.stream)
+    return View(trace, ops, find_steps(ops, options.steps, options.skip), options)
+
+
+def views(trace: Trace, options: Options = Options()) -> list[View]:
+    """One view per device that worked, busiest first; only the chosen device when one is chosen."""
+    if options.device is not None:
+        return [view(trace, options)]
+    return [view(trace, Options(**{**options.__dict__, "device": device})) for device in devices(trace)]
