@@ -9,19 +9,19 @@ Nothing heavy is imported until it is used.
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Missing", "Options", "Report", "Trace", "TraceError", "UserError", "load", "report", "view"]
+__all__ = ["Missing", "Options", "Report", "Trace", "TraceError", "UserError", "load", "report"]
 
 if TYPE_CHECKING:
     from ling_prof.errors import Missing, TraceError, UserError
     from ling_prof.load import load
     from ling_prof.report import Report, report
     from ling_prof.trace import Trace
-    from ling_prof.view import Options, view
+    from ling_prof.view import Options
 
 _HOMES = {
     **dict.fromkeys(("Missing", "TraceError", "UserError"), "errors"),
     **dict.fromkeys(("Report", "report"), "report"),
-    **dict.fromkeys(("Options", "view"), "view"),
+    "Options": "view",
     "Trace": "trace",
     "load": "load",
 }

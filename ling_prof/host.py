@@ -13,7 +13,7 @@ from ling_prof.ops import thread_keys
 from ling_prof.trace import Trace
 
 LIBRARY = re.compile(
-    r"^(torch|multiprocessing|threading|contextlib|functools|concurrent|asyncio|typing|enum|abc|re|copy|weakref|runpy)[/.]|^<"
+    r"^(torch|triton|multiprocessing|threading|contextlib|functools|concurrent|asyncio|typing|enum|abc|re|copy|weakref|runpy)[/.]|^<"
 )
 FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
 DEPTH = 3

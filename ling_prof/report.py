@@ -10,6 +10,7 @@ import pandas as pd
 
 from ling_prof.analyses import ANALYSES, question, run
 from ling_prof.analyses.ledger import whole
+from ling_prof.callable_module import make_callable
 from ling_prof.errors import Missing, UserError
 from ling_prof.roles import ROLES
 from ling_prof.steps import NO_STEPS, WHOLE
@@ -212,3 +213,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+make_callable(__name__, report)

@@ -370,6 +370,8 @@ def _steps(ops: Ops, marks: list[Mark], source: str, skip: int) -> Steps:
         }
     )
     table["round"] = _rounds(table["phase"].to_numpy())
+    # Draft work before the first verify belongs to the prefill.
+    table.loc[table["phase"].isin(FOCUS[DECODE]) & (table["round"] < 0), "phase"] = PREFILL
     table["note"] = _notes(table, last_end, skip)
     paused = table["note"] == "before a pause"
     table.loc[paused, "end"] = np.minimum(last_end, end)[paused]

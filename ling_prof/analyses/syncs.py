@@ -49,9 +49,9 @@ def rows(view: View) -> pd.DataFrame:
     )
     frame[["ahead_before_ns", "ahead_after_ns"]] = _run_ahead(view, calls)
     out = pd.DataFrame([_group(view, key, group) for key, group in frame.groupby(["api", "site"], sort=False)])
-    return out.sort_values(["focus_idle_ns", "idle_caused_ns", "blocked_ns"], ascending=False, ignore_index=True)[
-        list(COLUMNS)
-    ]
+    return out.sort_values(
+        ["focus_idle_ns", "focus_blocked_ns", "idle_caused_ns", "blocked_ns"], ascending=False, ignore_index=True
+    )[list(COLUMNS)]
 
 
 def _per_row(row: np.ndarray, text) -> list[str]:

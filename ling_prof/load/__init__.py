@@ -4,6 +4,7 @@ from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
+from ling_prof.callable_module import make_callable
 from ling_prof.errors import TraceError
 from ling_prof.trace import Trace
 
@@ -39,3 +40,6 @@ def load(path: str | PathLike[str], partial: bool = False, progress: Callable[[f
         f"neither JSON nor SQLite (it starts with {start[:12]!r})",
         "give a torch-profiler .json(.gz) or an Nsight Systems .sqlite or .nsys-rep",
     )
+
+
+make_callable(__name__, load)

@@ -158,15 +158,14 @@ def nanoseconds(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     dot = np.where(is_dot.any(1), is_dot.argmax(1), length)
     plain = (((chars >= ord("0")) & (chars <= ord("9"))) | is_dot | (chars == 0)).all(1)
     plain &= (length > 0) & (length - dot <= 4) & (dot <= 16) & (is_dot.sum(1) <= 1)
-    value: np.ndarray = np.zeros(len(texts), np.int64)
+    value = np.zeros(len(texts), np.int64)
     for i in range(chars.shape[1]):
         digit = (i < length) & (i != dot)
         value = np.where(digit, value * 10 + (chars[:, i].astype(np.int64) - ord("0")), value)
     value *= 10 ** np.clip(3 - np.maximum(length - dot - 1, 0), 0, 3)
     valid = plain.copy()
-    for i in np.flatnonzero(~plain):
-        slow, valid[i] = _nanoseconds_slowly(texts[i])
-        value[i] = slow
+    for odd in np.flatnonzero(~plain):
+        value[odd], valid[odd] = _nanoseconds_slowly(texts[odd])
     return value, valid
 
 
