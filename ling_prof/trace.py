@@ -167,24 +167,29 @@ def find_launches(gpu_key: np.ndarray, api_key: np.ndarray) -> np.ndarray:
 
 
 def nest(host: pd.DataFrame) -> pd.DataFrame:
-    """`host` with parent and depth filled in; intervals of one thread are taken to nest."""
+    """`host` with parent and depth filled in: the parent is the latest-started interval of the thread that holds all
+    of the row. Ranges may cross others, as an annotation does that opens inside one call and closes inside another."""
     start, end = host["start"].to_numpy(), host["end"].to_numpy()
     parent, depth = np.full(len(host), -1, np.int64), np.zeros(len(host), np.int64)
-    threads = pd.factorize(host["tid"].to_numpy())[0] + 1_000_000 * pd.factorize(host["pid"].to_numpy())[0]
-    for thread in np.unique(threads):
+    threads = pd.factorize((host["pid"].to_numpy() << 32) + host["tid"].to_numpy())[0]
+    for thread in range(threads.max(initial=-1) + 1):
         rows = np.flatnonzero(threads == thread)
         rows = rows[np.lexsort((-end[rows], start[rows]))]
-        depth[rows], parent[rows] = _nest_thread(rows, start[rows], end[rows])
+        above, depth[rows] = _nest_thread(start[rows].tolist(), end[rows].tolist())
+        parent[rows] = np.where(above >= 0, rows[above], -1)
     return host.assign(parent=parent, depth=depth)
 
 
-def _nest_thread(rows: np.ndarray, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    # Doubled times let an empty interval close half a nanosecond after it opens.
-    closes = np.sort(np.maximum(2 * end, 2 * start + 1))
-    depth = np.arange(len(rows)) - np.searchsorted(closes, 2 * start, "right")
-    parent = np.full(len(rows), -1, np.int64)
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        inner, outer = np.flatnonzero(depth == level), np.flatnonzero(depth == level - 1)
-        above = outer[np.searchsorted(outer, inner) - 1]
-        parent[inner] = np.where(end[above] >= start[inner], rows[above], -1)
-    return depth, parent
+def _nest_thread(start: list[int], end: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    parent, depth, stack = [-1] * len(start), [0] * len(start), []
+    for i, (begun, done) in enumerate(zip(start, end, strict=True)):
+        while stack and end[stack[-1]] <= begun:
+            stack.pop()
+        at = len(stack) - 1
+        while at >= 0 and end[stack[at]] < done:
+            at -= 1
+        if at >= 0:
+            parent[i] = stack[at]
+            depth[i] = depth[stack[at]] + 1
+        stack.append(i)
+    return np.array(parent, np.int64), np.array(depth, np.int64)
