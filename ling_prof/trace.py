@@ -181,7 +181,8 @@ def nest(host: pd.DataFrame) -> pd.DataFrame:
 
 
 def _nest_thread(start: list[int], end: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    parent, depth, stack = [-1] * len(start), [0] * len(start), []
+    parent, depth = [-1] * len(start), [0] * len(start)
+    stack: list[int] = []
     for i, (begun, done) in enumerate(zip(start, end, strict=True)):
         while stack and end[stack[-1]] <= begun:
             stack.pop()

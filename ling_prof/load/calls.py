@@ -17,6 +17,12 @@ BLOCKING = {
     ),
 }
 COPY_CALL = re.compile(r"^(cuda|cu|hip)Memcpy")
+RECORD_KIND = {
+    "stream_wait": re.compile(r"StreamWaitEvent"),
+    "stream": re.compile(r"StreamSynchronize"),
+    "event": re.compile(r"EventSynchronize"),
+    "device": re.compile(r"(Device|Ctx|Thread)Synchronize"),
+}
 GRAPH_LAUNCH = re.compile(r"^(cuda|cu|hip)GraphLaunch")
 
 
@@ -28,3 +34,18 @@ def sync_kinds(names: pd.Categorical) -> pd.Categorical:
     """The `sync_kind` of each call by its name alone; asynchronous copies of pageable memory are told by their copy."""
     kinds = np.array([_kind(n) for n in names.categories] or [""], object)
     return pd.Categorical(kinds[names.codes] if len(names) else [], categories=["", *BLOCKING])
+
+
+def record_kinds(recorded: pd.Categorical, api: pd.DataFrame | None, row: np.ndarray) -> pd.Categorical:
+    """The kind of synchronisation records, by the call that made each (`row` of api, -1: unknown) where it tells:
+    CUPTI of CUDA 13 calls a cudaStreamSynchronize a stream wait."""
+    kinds = np.asarray(recorded, object)
+    if api is not None and len(api):
+        names = api["name"].array
+        of_call = np.array([_record_kind(n) for n in names.categories], object)[names.codes[row]]
+        kinds = np.where((row >= 0) & (of_call != ""), of_call, kinds)
+    return pd.Categorical(kinds)
+
+
+def _record_kind(name: str) -> str:
+    return next((kind for kind, pattern in RECORD_KIND.items() if pattern.search(name)), "")

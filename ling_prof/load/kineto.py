@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ling_prof.errors import Missing, TraceError
-from ling_prof.load.calls import sync_kinds
+from ling_prof.load.calls import record_kinds, sync_kinds
 from ling_prof.load.events import Event, Reading, batches
 from ling_prof.trace import Trace, find_launches, nest, sort_rows, table
 
@@ -185,7 +185,7 @@ def _build(reading: Reading, columns: _Columns) -> Trace:
         "api": api and api[0],
         "host": _named(columns, "host") if "host" in columns.parts else None,
         "overhead": _named(columns, "overhead") if "overhead" in columns.parts else table("overhead"),
-        "sync": _sync(columns) if "sync" in columns.parts else None,
+        "sync": _sync(columns, api[0] if api else None) if "sync" in columns.parts else None,
     }
     if all(frame is None for key, frame in frames.items() if key != "overhead"):
         raise TraceError(
@@ -270,8 +270,9 @@ def _gpu(columns: _Columns, api: tuple[pd.DataFrame, np.ndarray] | None) -> pd.D
 def _link(gpu: pd.DataFrame, gpu_group: np.ndarray, api: pd.DataFrame, api_group: np.ndarray) -> pd.DataFrame:
     """Fills gpu.api_row and gpu.pid. Groups of a merged file are told apart only when both sides carry a label."""
     same = set(np.unique(gpu_group)) <= set(np.unique(api_group))
-    gpu_key = gpu["corr"].to_numpy() + (gpu_group.astype(np.int64) << 40) * same
-    api_key = api["corr"].to_numpy() + (api_group.astype(np.int64) << 40) * same
+    # Kineto correlation ids are 32-bit; 64-bit ones (ROCm) come in unmerged files, where the group is 0.
+    gpu_key = _absent(gpu["corr"], -1) + (gpu_group.astype(np.int64) << 40) * same
+    api_key = _absent(api["corr"], -2) + (api_group.astype(np.int64) << 40) * same
     rows = find_launches(np.where(gpu["corr"] > 0, gpu_key, -1), np.where(api["corr"] > 0, api_key, -2))
     return gpu.assign(api_row=rows, pid=np.where(rows >= 0, api["pid"].to_numpy()[rows], -1))
 
@@ -290,10 +291,19 @@ def _shape(raw: bytes) -> str:
     return raw.decode("utf-8", "replace").strip("[] \n").replace(" ", "").replace("\n", "")
 
 
-def _sync(columns: _Columns) -> pd.DataFrame:
+def _sync(columns: _Columns, api: pd.DataFrame | None) -> pd.DataFrame:
     cols = columns.take("sync")
     kinds = columns.category("sync", cols["name"], lambda n: SYNC.get(n, "event" if "Event" in n else "device"))
+    call = (
+        np.full(len(kinds), -1) if api is None else find_launches(_absent(cols["corr"], -1), _absent(api["corr"], -2))
+    )
+    kinds = record_kinds(kinds, api, call)
     return sort_rows(table("sync", **_times(cols), kind=kinds, **{k: cols[k] for k in ("stream", "event", "corr")}))[0]
+
+
+def _absent(corr: np.ndarray | pd.Series, mark: int) -> np.ndarray:
+    """Correlation ids with `mark` for those that link nothing (HIP writes 0)."""
+    return np.where(np.asarray(corr) > 0, corr, mark)
 
 
 def bare_name(name: str) -> str:

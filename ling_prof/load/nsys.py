@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ling_prof.errors import Missing, TraceError
-from ling_prof.load.calls import sync_kinds
+from ling_prof.load.calls import record_kinds, sync_kinds
 from ling_prof.load.kineto import bare_name
 from ling_prof.load.stream import pieces
 from ling_prof.trace import Trace, find_launches, nest, sort_rows, table
@@ -222,10 +222,10 @@ def _gpu(db: _Db, frames: dict[str, pd.DataFrame | None]) -> pd.DataFrame:
     return frame.assign(api_row=launch)
 
 
-def _key(pid: pd.Series, corr: pd.Series, absent: int) -> np.ndarray:
+def _key(pid: pd.Series | np.ndarray, corr: pd.Series | np.ndarray, absent: int) -> np.ndarray:
     # 24 bits of pid over 39 bits of correlation id.
-    key = (pid.to_numpy() << 39) | (corr.to_numpy() & (2**39 - 1))
-    return np.where(corr.to_numpy() > 0, key, absent)
+    pid, corr = np.asarray(pid), np.asarray(corr)
+    return np.where(corr > 0, (pid << 39) | (corr & (2**39 - 1)), absent)
 
 
 def _concat(parts: list[pd.DataFrame]) -> pd.DataFrame:
@@ -348,9 +348,15 @@ def _overhead(db: _Db) -> pd.DataFrame:
     return table("overhead")
 
 
-def _sync(db: _Db) -> pd.DataFrame:
-    raw = db.integers(SYNC, ("start", "end", "syncType", "streamId", "eventId", "correlationId"))
-    kind = _coded(SYNC_KIND, raw["syncType"])
+def _sync(db: _Db, frames: dict[str, pd.DataFrame | None]) -> pd.DataFrame:
+    raw = db.integers(SYNC, ("start", "end", "syncType", "streamId", "eventId", "correlationId", "globalPid"))
+    api = frames["api"]
+    call = np.full(len(raw["start"]), -1)
+    if api is not None:
+        call = find_launches(
+            _key(raw["globalPid"] >> 24 & THREAD, raw["correlationId"], -1), _key(api["pid"], api["corr"], -2)
+        )
+    kind = record_kinds(_coded(SYNC_KIND, raw["syncType"]), api, call)
     return sort_rows(
         table("sync", **_spans(raw), kind=kind, stream=raw["streamId"], event=raw["eventId"], corr=raw["correlationId"])
     )[0]
@@ -456,7 +462,7 @@ TABLES: dict[str, tuple[str | None, Callable[[_Db, dict], pd.DataFrame]]] = {
     "gpu": (None, _gpu),
     "host": ("NVTX_EVENTS", lambda db, _: _nvtx(db)),
     "overhead": (None, lambda db, _: _overhead(db)),
-    "sync": (SYNC, lambda db, _: _sync(db)),
+    "sync": (SYNC, _sync),
     "capture": ("CUDA_GRAPH_NODE_EVENTS", lambda db, _: _capture(db)),
 }
 
