@@ -1,0 +1,70 @@
+"""The documents say what the program does."""
+
+import re
+import sys
+
+from conftest import BUNDLED
+from test_cli import cli
+
+from ling_prof.cli import app
+
+ROOT = BUNDLED.parent
+README = ROOT / "README.md"
+
+
+def commands() -> list[str]:
+    return [c.name or c.callback.__name__ for c in app.registered_commands]
+
+
+def demo_text() -> str:
+    shown = cli("demo", "--top", "3").stdout.replace(str(BUNDLED), "traces")
+    return "\n".join(line.rstrip() for line in shown.splitlines()) + "\n"
+
+
+def test_every_command_has_help_and_a_line_in_the_readme():
+    table = README.read_text().split("## Commands")[1]
+    for name in commands():
+        assert f"`{name}" in table, name
+        assert cli(name, "--help").stdout.count("\n") > 5
+
+
+def test_the_report_in_the_readme_is_what_demo_prints(request):
+    page = README.read_text()
+    block = re.search(r"```text\n(.*?)```", page, re.S)
+    if request.config.getoption("--update-golden"):
+        README.write_text(page.replace(block[0], f"```text\n{demo_text()}```"))
+    else:
+        assert block[1] == demo_text()
+
+
+def test_the_generated_part_of_the_json_page_is_up_to_date(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import generate
+
+    try:
+        assert generate.page(generate.PAGE.read_text()) == generate.PAGE.read_text()
+    finally:
+        del sys.modules["generate"]
+
+
+def test_the_contributing_example_is_an_analysis_that_runs(tmp_path):
+    import importlib.util
+
+    from timelines import Recording
+
+    from ling_prof.view import view
+
+    code = re.search(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S)[1]
+    (tmp_path / "example.py").write_text(code)
+    spec = importlib.util.spec_from_file_location("example", tmp_path / "example.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    rows = example.rows(view(Recording().kernel("gemm", (0, 5), (10, 60), 1).trace()))
+    assert rows.to_dict("records") == [{"role": "dense_gemm", "duration_ns": 50}]
+    assert list(rows.columns) == list(example.COLUMNS)
+
+
+def test_readme_has_exactly_two_set_up_commands():
+    block = README.read_text().split("## Set up")[1].split("##")[0]
+    found = [line.split("#")[0].strip() for line in block.splitlines() if line.startswith("    ")]
+    assert found == ["make demo", "make test"]
