@@ -15,7 +15,9 @@ READERS = ("report", "ledger", "syncs", "gaps", "kernels", "steps", "launches", 
 
 
 def cli(*args: str, timeout: int = 120) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "ling_prof.cli", *args], capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        [sys.executable, "-m", "ling_prof.cli", *args], capture_output=True, text=True, timeout=timeout
+    )
 
 
 def refused(*args: str) -> str:
@@ -134,12 +136,17 @@ def test_help_imports_nothing_heavy():
 
 def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run(
-        f"{sys.executable} -m ling_prof.cli report {DEMO} --json | head -c 100", shell=True, capture_output=True, text=True
+        f"{sys.executable} -m ling_prof.cli report {DEMO} --json | head -c 100",
+        shell=True,
+        capture_output=True,
+        text=True,
     )
     assert done.stderr == ""
 
 
 def test_list_names_every_analysis_and_recording():
     found = json.loads(cli("list", "--json").stdout)
-    assert {"ledger", "syncs", "gaps", "launches", "kernels", "layers", "copies", "graphs", "seams"} == set(found["analyses"])
+    assert {"ledger", "syncs", "gaps", "launches", "kernels", "layers", "copies", "graphs", "seams"} == set(
+        found["analyses"]
+    )
     assert list(found["recordings"]) == [row["file"] for row in MANIFEST]
