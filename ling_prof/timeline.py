@@ -131,7 +131,7 @@ class Timeline:
             [
                 ops.later_node[op],
                 ~launched | (called > gaps.end),
-                queued & self._same_stream & ~self._waited_event,
+                queued & self._same_stream,
                 queued,
             ],
             [GRAPH_DEPENDENCY, UNKNOWN, DEPENDENCY, STREAM_WAIT],
@@ -164,26 +164,6 @@ class Timeline:
             on = np.flatnonzero(self.ops.stream == stream)
             previous[on[1:]] = np.maximum.accumulate(self.ops.end[on])[:-1]
         return previous[self.gaps.op] == self.gaps.start
-
-    @cached_property
-    def _waited_event(self) -> np.ndarray:
-        """Whether a recorded cudaStreamWaitEvent stands between an op and the one before it on its stream."""
-        waited = np.zeros(len(self.gaps.op), bool)
-        if not self.trace.has("sync"):
-            return waited
-        waits = self.trace.sync[self.trace.sync["kind"] == "stream_wait"]
-        for stream, group in waits.groupby("stream"):
-            on = np.flatnonzero(self.ops.stream == stream)
-            before = np.full(len(self.ops), -1)
-            before[on[1:]] = on[:-1]
-            mine = np.flatnonzero((self.ops.stream[self.gaps.op] == stream) & (before[self.gaps.op] >= 0))
-            at = np.sort(group["start"].to_numpy())
-            op = self.gaps.op[mine]
-            waited[mine] = np.searchsorted(at, self.ops.launch_start[op]) > np.searchsorted(
-                at, self.ops.launch_start[before[op]]
-            )
-        # The event of an op on the same stream costs nothing: only a wait for other work counts.
-        return waited & ~self._same_stream
 
     @cached_property
     def blocking(self) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Public reports a user has met elsewhere (peers.md): each must behave here. One test a report, named after it.
 
 Listed reports that are not about reading or accounting, and so have no test here: HTA #332 (a hang on 8 files of 5 GB:
-the fleet), HTA #250 (memory: a benchmark, kept as a skip), imp #1655 (a PDL flag without its device half: a pass must
-prove that it took effect). Kineto #1062 (kernels of while nodes) and PyTorch #82793 (profiling inflates the host) have one.
+the fleet), HTA #250 (memory: a benchmark, kept as a skip) and imp #1655 (a PDL flag without its device half: a pass
+must prove that it took effect).
 """
 
 import re
@@ -20,7 +20,6 @@ from build import (
     memcpy,
     nsys,
     overhead,
-    python,
     runtime,
     sync,
 )
@@ -101,18 +100,24 @@ def test_hta_104_no_rank(tmp_path):
 def test_hta_324_big_integers_bad_utf8_and_quotes(tmp_path):
     """One integer over int64, one byte that is not UTF-8 or one bare quote made the whole file unreadable."""
     big = {"args": {"correlation": 2, "device": 0, "stream": 7, "Input": 2**70}}
-    quoted = kernel("QUOTED", 30, 5, 3)
     events = [
         *queued((10, 5)),
         kernel("big", 20, 5) | big,
         kernel("bad \udcff\udcfe", 25, 5, 4),
         '{"ph": "X", "cat": "kernel", "name": "f<"x">", "pid": 0, "tid": 7, "ts": 30, "dur": 5, "args": {"device": 0}}',
     ]
-    assert quoted["dur"] == 5
     trace = load(kineto(tmp_path, events))
     assert trace.gpu["name"].tolist() == ["k1", "big", "bad \ufffd\ufffd", 'f<"x">']
     assert (trace.gpu["end"] - trace.gpu["start"]).tolist() == [5_000] * 4
     assert "2 damaged events were repaired" in trace.notes
+
+
+def test_hta_324_half_a_surrogate_pair(tmp_path):
+    r"""A name cut inside a surrogate pair leaves the escape \ud83d alone."""
+    cut = r'{"ph": "X", "cat": "kernel", "name": "k \ud83d", "pid": 0, "tid": 7, "ts": 1, "dur": 5, "args": {}}'
+    gpu = load(kineto(tmp_path, [cut])).gpu
+    assert gpu["name"][0].startswith("k ")
+    assert (gpu["end"] - gpu["start"]).tolist() == [5_000]
 
 
 def test_hta_324_a_correlation_over_int64_still_links(tmp_path):
@@ -173,7 +178,7 @@ def test_hta_gaps_are_not_rounded_to_microseconds(tmp_path):
 # Kineto
 
 
-@pytest.mark.parametrize("base", ["", "17189876543210", "1718987654321000000"])
+@pytest.mark.parametrize("base", ["", "17189876543210"])
 def test_kineto_853_nanoseconds_survive_large_timestamps(tmp_path, base):
     """As float64 an absolute time in us loses up to 250 ns."""
     path = kineto(tmp_path, [kernel("a", f"{base}10.001", "0.998"), kernel("b", f"{base}11.002", "1.5")])
@@ -278,7 +283,8 @@ def test_pytorch_192021_corrupt_first_kernels(tmp_path):
 @pytest.mark.parametrize("char", ["\x00", "\x01", "\x1f", "\x7f", "\udcc3", "\t"])
 def test_pytorch_136180_control_characters(tmp_path, char):
     """A raw control character or a broken byte in one name made the export unreadable."""
-    bad = f'{{"ph": "X", "cat": "python_function", "name": "config.py(0): {char}", "pid": 1, "tid": 1, "ts": 3, "dur": 1}}'
+    name = f"config.py(0): {char}"
+    bad = f'{{"ph": "X", "cat": "python_function", "name": "{name}", "pid": 1, "tid": 1, "ts": 3, "dur": 1}}'
     trace = load(kineto(tmp_path, [bad, *queued((10, 5))]))
     assert len(trace.host) == 1
     assert trace.host["name"][0].startswith("config.py(0): ")
@@ -342,7 +348,7 @@ def test_graph_node_clones_that_form_a_cycle_end(tmp_path):
 
 
 def test_pytorch_82793_profiling_inflates_the_host(tmp_path):
-    """A traced step is slower than a real one: with the unprofiled time given, host classes shrink and GPU ones stay."""
+    """A traced step is slower than a real one: given the unprofiled time, host classes shrink and GPU ones stay."""
     events = []
     for i in range(4):
         at = 100 * i
@@ -473,7 +479,7 @@ def test_nsysai_599_copies_are_not_idle(tmp_path):
     """Only kernels were counted: a copy between them was idle time."""
     copy = {"start": 200, "end": 290, "corr": 9, "bytes": 8, "copyKind": 1, "srcKind": 1, "dstKind": 2}
     path = nsys(tmp_path, KERNEL=rows((100, 200), (300, 400)), MEMCPY=[copy], RUNTIME=calls((10, 20), (30, 40)))
-    assert account(path) == {"busy": 290, "stream_wait": 10} or account(path) == {"busy": 290, "dependency": 10}
+    assert account(path) == {"busy": 290, "dependency": 10}
     assert [(c["what"], c["bytes"]) for c in say(path)["copies"]] == [("copy HtoD (pinned -> device)", 8)]
 
 
@@ -511,7 +517,7 @@ def test_nsysai_291_no_nvtx_table(tmp_path):
 
 
 def decode_loop(tmp_path: Path) -> Path:
-    """Four marked steps of one kernel each on stream 7; the first also has one on stream 8, a copy and a synchronise."""
+    """Four marked steps of one kernel each; the first has one more on stream 8, a copy and a synchronise as well."""
     events = [e for i in range(4) for e in launch("decode", 100 * i + 20, 10, i + 1, call=100 * i + 10)]
     events += [annotation(f"decode_step_{i}", 100 * i, 90) for i in range(4)]
     events += launch("only first", 40, 5, 11, call=30, stream=8)
@@ -755,13 +761,3 @@ def test_cuda_visible_devices_of_two_processes_are_two_gpus(tmp_path):
     trace = load(path)
     assert sorted(trace.device_name(d) for d in devices(trace)) == ["NVIDIA A", "NVIDIA B"]
     assert sorted(s["ledger"]["busy"] for s in report(trace)["steps"]) == [100, 200]
-
-
-def test_python_frames_name_the_site_of_a_stall(tmp_path):
-    """nsys names two calls and no site; a stall here has its operator and the user's own function."""
-    events = [*launch("a", 10, 10, 1, call=1), runtime("cudaStreamSynchronize", 5, 20, 2)]
-    events += [cpu_op("aten::item", 4, 22), python("model.py(7): sample", 3, 40), *launch("b", 40, 5, 3, call=30)]
-    path = kineto(tmp_path, events)
-    (row,) = say(path)["syncs"]
-    assert (row["site"], row["idle_caused_ns"]) == ("aten::item < sample (model.py:7)", 10_000)
-    assert account(path) == {"busy": 15_000, "sync_stall": 10_000, "launch_call": 1_000, "launch_latency": 9_000}
