@@ -134,7 +134,8 @@ def test_hta_208_nccl_device_kernels_are_communication(tmp_path):
     step = say(path)["steps"][0]
     assert step["roles"]["all_reduce"] == 5_000  # what it adds beyond the gemm
     assert step["roles"]["dense_gemm"] == 10_000
-    assert role("nccldevkernel_AllGather_RING_LL") == "all_reduce"
+    assert role("ncclDevKernel_Generic(ncclDevComm*, channelMasks, ncclWork*)") == "all_reduce"
+    assert role("nccldevkernel_SendRecv") == "all_reduce"
 
 
 def test_hta_149_sync_rows_are_not_kernels(tmp_path):
@@ -449,6 +450,7 @@ def test_sglang_31545_kernels_in_one_late_burst(tmp_path):
     late = [e for i in range(3) for e in hip_graph(i + 1, 100 * i + 5, 900 + 20 * i, 910 + 20 * i)]
     found = say(kineto(tmp_path, [*marks, *late]))
     steps = [(s["phase"], s["start_ns"], s["kernels"], s["ledger"]["busy"]) for s in found["steps"]]
+    assert found["summary"][0]["source"] == "SGLang step annotations"
     assert steps == [("decode", 900_000 + 20_000 * i, 2, 18_000) for i in range(3)]
 
 
@@ -497,6 +499,15 @@ def test_nsysai_574_utilisation_stays_below_100_percent(tmp_path):
     assert account(path) == {"busy": 500}
     assert found["steps"][0]["overlapped_ns"] == 100
     assert sum(k["share"] for k in found["kernels"]) == pytest.approx(1)
+
+
+def test_nsysai_574_streams_of_two_devices_are_not_one(tmp_path):
+    """The same stream number on several devices was one row of more than 100%."""
+    torch = kineto(tmp_path, [kernel("a", 1, 4, 1, device=0), kernel("b", 2, 8, 2, device=1)])
+    nvidia = nsys(tmp_path, KERNEL=[*rows((1_000, 5_000), device=0), *rows((2_000, 10_000), device=1)])
+    for path in (torch, nvidia):
+        assert {s["device"]: s["ledger"]["busy"] for s in say(path)["steps"]} == {0: 4_000, 1: 8_000}
+        assert account(path, device=1) == {"busy": 8_000}
 
 
 def test_nsysai_584_a_graph_launch_is_a_launch(tmp_path):
