@@ -32,6 +32,5 @@ def __getattr__(name: str) -> Any:
 
     if name not in _HOMES:
         raise AttributeError(f"module 'ling_prof' has no attribute {name!r}")
-    value = getattr(import_module(f"ling_prof.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    home = import_module(f"ling_prof.{_HOMES[name]}")
+    return home if name == _HOMES[name] else getattr(home, name)  # load and report: modules that can be called

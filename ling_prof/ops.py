@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ling_prof.errors import UserError
+from ling_prof.load.calls import GRAPH_LAUNCH, matching
 from ling_prof.roles import ROLES, roles
 from ling_prof.trace import Trace
 
@@ -68,8 +69,7 @@ class Ops:
     @cached_property
     def resource(self) -> np.ndarray:
         """COMPUTE, COMMUNICATION or COPY. A graph's copy node that shows as a kernel counts as a copy."""
-        copies = np.array([bool(COPY_NAME.match(n)) for n in self.names.categories] or [False])
-        is_copy = copies[self.names.codes] if len(self) else np.empty(0, bool)
+        is_copy = matching(self.names, COPY_NAME)
         is_comm = self.role == ROLES.index("all_reduce")
         return np.where(is_copy, COPY, np.where(is_comm, COMMUNICATION, COMPUTE))
 
@@ -99,12 +99,9 @@ class Ops:
     @cached_property
     def graph_launch(self) -> np.ndarray:
         """Row in trace.api of the graph launch this op belongs to; -1 for ops launched one by one."""
-        from ling_prof.load.calls import GRAPH_LAUNCH
-
         if not self.trace.has("api"):
             return np.full(len(self), -1)
-        names = self.trace.api["name"].array
-        is_graph = np.array([bool(GRAPH_LAUNCH.match(n)) for n in names.categories] or [False])[names.codes]
+        is_graph = matching(self.trace.api["name"].array, GRAPH_LAUNCH)
         return np.where((self.launch >= 0) & is_graph[self.launch], self.launch, -1)
 
     @cached_property

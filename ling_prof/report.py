@@ -13,7 +13,7 @@ from ling_prof.analyses.ledger import whole
 from ling_prof.callable_module import make_callable
 from ling_prof.errors import Missing, UserError
 from ling_prof.roles import ROLES
-from ling_prof.steps import NO_STEPS, WHOLE
+from ling_prof.steps import NO_STEPS, WHOLE, lost_replays
 from ling_prof.timeline import CLASSES, HOST_CLASSES, HOST_PARTS
 from ling_prof.trace import Trace
 from ling_prof.view import Options, View, views
@@ -105,6 +105,14 @@ def _gaps_in_knowledge(view: View) -> list[dict[str, str]]:
     trace, out = view.trace, []
     if view.steps.source == WHOLE:
         out.append(_cannot("Where does a decode step begin?", NO_STEPS))
+    if view.steps.empty:
+        why = f"{view.steps.empty} of the ranges that mark steps launched no GPU work"
+        remedy = "check that recording covered them, or name other ranges with --steps REGEX"
+        out.append(_cannot("What happened in every marked step?", Missing("those steps", why, remedy)))
+    if lost := len(lost_replays(view.ops)):
+        why = f"{lost} CUDA-graph launches left no GPU activity in the recording: what looks idle then may be busy"
+        remedy = "record fewer steps at once, or start and stop recording between steps"
+        out.append(_cannot("Was the device idle in under-recorded steps?", Missing("their idle time", why, remedy)))
     if view.ops.is_opaque.any():
         out.append(
             _cannot(

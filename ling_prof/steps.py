@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ling_prof.errors import Missing, UserError
+from ling_prof.load import calls
 from ling_prof.ops import Ops, thread_keys
 
 PREFILL, DECODE = "prefill", "decode"
@@ -44,6 +45,7 @@ class Steps:
 
     table: pd.DataFrame
     source: str
+    empty: int = 0  # marked steps that launched no GPU work
 
     def focus(self, which: str) -> pd.DataFrame:
         """The steps of a focus ('prefill' or 'decode') that count in means; all of them when none is complete."""
@@ -54,7 +56,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a step was seen: its op range and what it is called."""
+    """Where a step was seen: its op range (start -1: it launched none) and what it is called."""
 
     phase: str
     name: str
@@ -71,11 +73,12 @@ def find_steps(ops: Ops, pattern: str | None = None, skip: int = 0) -> Steps:
     """
     if pattern is not None:
         marks = _from_ranges(ops, _by_pattern(pattern))
-        if not marks:
+        if not any(mark.start >= 0 for mark in marks):
             raise UserError(_no_match(ops, pattern))
         return _steps(ops, marks, f"ranges matching {pattern!r}", skip)
     for source, find in SOURCES.items():
-        if marks := find(ops):
+        marks = find(ops)
+        if any(mark.start >= 0 for mark in marks):
             return _steps(ops, marks, source, skip)
     whole = Mark("step", "the whole recording", int(ops.start.min()), int(ops.end.max()))
     return _steps(ops, [whole], WHOLE, 0)
@@ -190,9 +193,11 @@ def _marks(ops: Ops, ranges: pd.DataFrame) -> list[Mark]:
     else:
         return []
     found = []
-    for i in np.unique(owner[owner >= 0]):
+    for i, (name, phase) in enumerate(zip(ranges["name"].astype(str), ranges["phase"], strict=True)):
         mine = np.flatnonzero(owner == i)
-        name, phase = str(ranges["name"].iloc[i]), str(ranges["phase"].iloc[i])
+        if not len(mine):
+            found.append(Mark(phase, name, -1, -1))
+            continue
         found.append(
             Mark(phase, name, int(ops.start[mine].min()), int(ops.end[mine].max()), int(ops.is_kernel[mine].sum()))
         )
@@ -356,7 +361,8 @@ SOURCES: dict[str, Callable[[Ops], list[Mark]]] = {
 
 
 def _steps(ops: Ops, marks: list[Mark], source: str, skip: int) -> Steps:
-    marks = sorted(marks, key=lambda m: m.start)
+    empty = sum(m.start < 0 for m in marks)
+    marks = sorted((m for m in marks if m.start >= 0), key=lambda m: m.start)
     start = np.array([m.start for m in marks], np.int64)
     last_end = np.array([m.last_end for m in marks], np.int64)
     end = np.r_[start[1:], max(int(last_end[-1]), int(start[-1]))]
@@ -372,14 +378,14 @@ def _steps(ops: Ops, marks: list[Mark], source: str, skip: int) -> Steps:
     table["round"] = _rounds(table["phase"].to_numpy())
     # Draft work before the first verify belongs to the prefill.
     table.loc[table["phase"].isin(FOCUS[DECODE]) & (table["round"] < 0), "phase"] = PREFILL
-    table["note"] = _notes(table, last_end, skip)
+    table["note"] = _notes(table, last_end, skip, lost_replays(ops))
     paused = table["note"] == "before a pause"
     table.loc[paused, "end"] = np.minimum(last_end, end)[paused]
     inside = np.searchsorted(ops.start[ops.is_kernel], table["end"]) - np.searchsorted(ops.start[ops.is_kernel], start)
     own = np.array([m.kernels for m in marks])
     table["kernels"] = np.where(own >= 0, own, inside)
     table["extra_kernels"] = np.maximum(inside - table["kernels"], 0)
-    return Steps(table, source)
+    return Steps(table, source, empty)
 
 
 def _rounds(phase: np.ndarray) -> np.ndarray:
@@ -391,7 +397,7 @@ def _rounds(phase: np.ndarray) -> np.ndarray:
     return np.where(decode & (number >= 0), number, -1)
 
 
-def _notes(table: pd.DataFrame, last_end: np.ndarray, skip: int) -> np.ndarray:
+def _notes(table: pd.DataFrame, last_end: np.ndarray, skip: int, lost: np.ndarray) -> np.ndarray:
     wall = (table["end"] - table["start"]).to_numpy()
     notes = np.full(len(table), "", object)
     decode = np.flatnonzero(table["phase"].isin(FOCUS[DECODE]))
@@ -402,11 +408,23 @@ def _notes(table: pd.DataFrame, last_end: np.ndarray, skip: int) -> np.ndarray:
     rounds = table["round"].to_numpy()
     if notes[-1] and rounds[-1] >= 0:
         notes[rounds == rounds[-1]] = notes[-1]
+    at = np.searchsorted(table["start"].to_numpy(), lost, "right") - 1
+    notes[at[at >= 0]] = "under-recorded: a CUDA-graph launch in it left no GPU activity"
     skipped = set(range(skip)) | set(_warm_up(wall, rounds))
     for i in decode:
         if rounds[i] in skipped:
             notes[i] = "skipped" if rounds[i] < skip else "warm-up"
     return notes
+
+
+def lost_replays(ops: Ops) -> np.ndarray:
+    """When graphs were launched of which the recording holds no op."""
+    if not ops.trace.has("api"):
+        return np.empty(0, np.int64)
+    api = ops.trace.api
+    launched = np.flatnonzero(calls.matching(api["name"].array, calls.GRAPH_LAUNCH))
+    known = np.isin(launched, ops.trace.gpu["api_row"].to_numpy())
+    return api["start"].to_numpy()[launched[~known]]
 
 
 def _warm_up(wall: np.ndarray, rounds: np.ndarray) -> list[int]:

@@ -82,6 +82,9 @@ SCHEMA: dict[str, dict[str, Column]] = {
 }
 
 
+CLOCK_SKEW = 1_000_000  # ns by which host and device clocks of one recording may differ
+
+
 @dataclass(frozen=True)
 class Trace:
     """A recording. Each table is a DataFrame with the columns of `SCHEMA`, sorted by start.
@@ -194,3 +197,18 @@ def _nest_thread(start: list[int], end: list[int]) -> tuple[np.ndarray, np.ndarr
             depth[i] = depth[stack[at]] + 1
         stack.append(i)
     return np.array(parent, np.int64), np.array(depth, np.int64)
+
+
+def without_corrupt(gpu: pd.DataFrame, api: pd.DataFrame | None) -> tuple[pd.DataFrame, int]:
+    """`gpu` without ops that start long before their own launch (the first records of a session can carry another
+    clock), and how many those are."""
+    if api is None:
+        return gpu, 0
+    row = gpu["api_row"].to_numpy()
+    called = np.where(row >= 0, api["start"].to_numpy()[row] if len(api) else 0, np.iinfo(np.int64).min)
+    early = gpu["start"].to_numpy() < np.where(row >= 0, called - CLOCK_SKEW, called)
+    return (gpu[~early].reset_index(drop=True), int(early.sum())) if early.any() else (gpu, 0)
+
+
+def early_note(count: int) -> str:
+    return f"{count:,} GPU records start before their own launch and are left out"

@@ -279,7 +279,8 @@ def test_sqlite_is_read_through_gzip(wrap, tmp_path):
 
 
 NEIGHBOURS = {
-    "another first key": '{"id": 9, "ph": "X", "cat": "kernel", "name": "n", "ts": 30, "dur": 5, "args": {}}',
+    "another first key": '{"id": 9, "ph": "X", "cat": "kernel", "name": "n", "ts": 30, "dur": 5, '
+    '"args": {"device": 0}}',
     "nested arguments": '{"ph": "X", "cat": "kernel", "name": "n", "ts": 30, "dur": 5, '
     '"args": {"device": 0, "x": [{}, {"name": 1}]}}',
 }

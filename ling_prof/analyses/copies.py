@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pandas as pd
 
+from ling_prof.load.calls import matching
 from ling_prof.ops import COPY
 from ling_prof.roles import short_name
 from ling_prof.view import View
@@ -24,7 +25,7 @@ CAST = re.compile(r"direct_copy_kernel|_copy_kernel_cuda|triton_\w+?_fused_+to_c
 
 def rows(view: View) -> pd.DataFrame:
     ops, gpu = view.ops, view.trace.gpu.iloc[view.ops.row]
-    is_cast = np.array([bool(CAST.search(n)) for n in ops.names.categories] or [False])[ops.names.codes]
+    is_cast = matching(ops.names, CAST)
     inside = (view.step_of(ops.start) >= 0) & ((ops.resource == COPY) | is_cast)
     frame = gpu[inside].assign(duration_ns=(ops.end - ops.start)[inside], what=_what(gpu[inside]))
     grouped = frame.groupby("what")

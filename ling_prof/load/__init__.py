@@ -19,11 +19,8 @@ def load(path: str | PathLike[str], partial: bool = False, progress: Callable[[f
     from ling_prof.load.stream import head
 
     path = Path(path)
-    if not path.exists():
-        raise TraceError(path, "no such file", "check the path")
-    if path.is_dir():
-        raise TraceError(path, "a folder, not a trace", "name one file in it")
     try:
+        _check_file(path)
         start = head(path)
     except OSError as error:
         raise TraceError(path, f"cannot be opened ({error.strerror})", "check its permissions") from None
@@ -40,6 +37,15 @@ def load(path: str | PathLike[str], partial: bool = False, progress: Callable[[f
         f"neither JSON nor SQLite (it starts with {start[:12]!r})",
         "give a torch-profiler .json(.gz) or an Nsight Systems .sqlite or .nsys-rep",
     )
+
+
+def _check_file(path: Path) -> None:
+    if not path.exists():
+        raise TraceError(path, "no such file", "check the path")
+    if path.is_dir():
+        raise TraceError(path, "a folder, not a trace", "name one file in it")
+    if not path.is_file():
+        raise TraceError(path, "a pipe or device, and traces are read twice", "write it to a file first")
 
 
 make_callable(__name__, load)

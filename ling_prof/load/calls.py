@@ -16,7 +16,6 @@ BLOCKING = {
         r"^(cuda|hip)(Free|FreeHost|FreeArray|HostFree|HostUnregister)$|^cuMem(Free|FreeHost|HostUnregister)$"
     ),
 }
-COPY_CALL = re.compile(r"^(cuda|cu|hip)Memcpy")
 RECORD_KIND = {
     "stream_wait": re.compile(r"StreamWaitEvent"),
     "stream": re.compile(r"StreamSynchronize"),
@@ -49,3 +48,8 @@ def record_kinds(recorded: pd.Categorical, api: pd.DataFrame | None, row: np.nda
 
 def _record_kind(name: str) -> str:
     return next((kind for kind, pattern in RECORD_KIND.items() if pattern.search(name)), "")
+
+
+def matching(names: pd.Categorical, pattern: re.Pattern) -> np.ndarray:
+    """Which rows have a name that `pattern` finds itself in; tested once per distinct name."""
+    return np.array([bool(pattern.search(n)) for n in names.categories] or [False])[names.codes]

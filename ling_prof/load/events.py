@@ -19,10 +19,12 @@ from ling_prof.load.stream import pieces
 
 BATCH = 8 << 20
 HEAD_LIMIT = 64 << 20
+TRIES = 8  # places to look for an edge, and pieces an event can fall into
 NO_TIME = msgspec.Raw(b"")
-BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|dur|pid|tid|args)"\s*:)')
+BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|dur|pid|tid|id|args)"\s*:)')
+ANY_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 ARRAY = re.compile(rb'^\s*(?:\xef\xbb\xbf)?\s*\[|"traceEvents"\s*:\s*\[')
-ARRAY_END = re.compile(rb"\}(?=\s*\])")
+ARRAY_END = re.compile(rb"\}(?=\s*,?\s*\])")
 BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 SALVAGE = re.compile(r'"name"\s*:\s*"(?P<name>.*?)"\s*,\s*"(?:pid|ph|cat|ts|tid|id|args)"\s*:', re.S)
 NUMBER = r'"{}"\s*:\s*"?(-?[\d.eE+-]+)'
@@ -80,8 +82,8 @@ def batches(reading: Reading) -> Iterator[list[Event]]:
         buffer += piece
         if len(buffer) < BATCH:
             continue
-        if edge := _last_boundary(buffer):
-            events, tail = _batch(reading, buffer[: edge[0]])
+        if edges := _last_boundaries(buffer):
+            events, tail, edge = _batch(reading, buffer, edges)
             if events:
                 yield events
             if tail is not None:
@@ -95,10 +97,12 @@ def _last(reading: Reading, before: bytes, buffer: bytes) -> Iterator[list[Event
     if buffer.lstrip()[:1] == b"]":
         _finish(reading, before, buffer)
         return
-    events, tail = _batch(reading, buffer, last=True)
+    events, tail = _up_to_end(reading, buffer)
+    if tail is None:
+        events, tail = _cut_off(reading, buffer), b""
     if events:
         yield events
-    _finish(reading, before, tail or b"")
+    _finish(reading, before, tail)
 
 
 def _head(path: Path, source: Iterator[bytes]) -> tuple[bytes, bytes]:
@@ -121,33 +125,43 @@ def _head(path: Path, source: Iterator[bytes]) -> tuple[bytes, bytes]:
     )
 
 
-def _last_boundary(buffer: bytes) -> tuple[int, int] | None:
-    reach = 1 << 16
-    while True:
-        edges = list(BOUNDARY.finditer(buffer, max(0, len(buffer) - reach)))
-        if edges:
-            return edges[-1].start() + 1, edges[-1].end()
-        if reach >= len(buffer):
-            return None
-        reach *= 8
+def _last_boundaries(buffer: bytes) -> list[tuple[int, int]]:
+    """The last few places where one event ends and the next begins, last first: (end of one, start of the next)."""
+    for boundary in (BOUNDARY, ANY_BOUNDARY):
+        reach = 1 << 16
+        while reach < 8 * len(buffer):
+            if edges := list(boundary.finditer(buffer, max(0, len(buffer) - reach))):
+                return [(e.start() + 1, e.end()) for e in edges[: -1 - TRIES : -1]]
+            reach *= 8
+    return []
 
 
-def _batch(reading: Reading, text: bytes, last: bool = False) -> tuple[list[Event], bytes | None]:
-    """The events of `text`, and what follows the end of the array if that end lies in it (else None)."""
-    if not last:
+Edge = tuple[int, int]
+
+
+def _batch(reading: Reading, buffer: bytes, edges: list[Edge]) -> tuple[list[Event], bytes | None, Edge]:
+    """The events up to the last edge that leaves whole ones, what follows the array if it ends before (else None),
+    and that edge. An edge inside an event's own arguments is passed over."""
+    for edge in edges:
         try:
-            return _decode(b"[" + text + b"]"), None
+            return _decode(b"[" + buffer[: edge[0]] + b"]"), None, edge
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
+    text = buffer[: edges[0][0]]
+    events, tail = _up_to_end(reading, text)
+    return (list(_one_by_one(reading, text)) if tail is None else events), tail, edges[0]
+
+
+def _up_to_end(reading: Reading, text: bytes) -> tuple[list[Event], bytes | None]:
+    """The events before the end of the array, and what follows it; ([], None) when the array does not end in `text`."""
     for end in ARRAY_END.finditer(text):
+        tail = text[end.end() :].lstrip(b" \t\r\n,")
         try:
-            return _decode(b"[" + text[: end.end()] + b"]"), text[end.end() :]
+            return _decode(b"[" + text[: end.end()] + b"]"), tail
         except (msgspec.DecodeError, UnicodeDecodeError):
-            if _balanced_tail(text[end.end() :]):
-                return list(_one_by_one(reading, text[: end.end()])), text[end.end() :]
-    if last:
-        return _cut_off(reading, text), None
-    return list(_one_by_one(reading, text)), None
+            if _balanced_tail(tail):
+                return list(_one_by_one(reading, text[: end.end()])), tail
+    return [], None
 
 
 def _balanced_tail(tail: bytes) -> bool:
@@ -164,6 +178,10 @@ def _balanced_tail(tail: bytes) -> bool:
 
 def _cut_off(reading: Reading, text: bytes) -> list[Event]:
     """The events before a cut, when asked for; the last, torn piece is dropped."""
+    if b"{" not in text:
+        raise TraceError(
+            reading.path, "a JSON list without any event", "give a torch-profiler trace (prof.export_chrome_trace)"
+        )
     if not reading.partial:
         raise TraceError(
             reading.path,
@@ -171,8 +189,8 @@ def _cut_off(reading: Reading, text: bytes) -> list[Event]:
             "re-record, copy again, or add --partial to read the events before the cut",
         )
     reading.cut = True
-    *whole, torn = _split(text)
-    events = [event for piece in whole for event in _one_by_one(reading, piece)]
+    edge = max((e.end() for e in ANY_BOUNDARY.finditer(text)), default=0)
+    events, torn = list(_one_by_one(reading, text[:edge].rstrip().rstrip(b","))) if edge else [], text[edge:]
     try:
         return [*events, _decode_one(torn.strip().rstrip(b","))]
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -180,25 +198,34 @@ def _cut_off(reading: Reading, text: bytes) -> list[Event]:
 
 
 def _one_by_one(reading: Reading, text: bytes) -> Iterator[Event]:
-    for piece in _split(text):
+    """Each event by itself; pieces that only make sense together are put together again."""
+    pieces, at = _split(text), 0
+    while at < len(pieces):
+        event, used = _whole_event(pieces[at : at + TRIES])
+        if event is None and (event := _repair(pieces[at])):
+            reading.repaired += 1
+        if event is None:
+            reading.dropped += 1
+        else:
+            yield event
+        at += used
+
+
+def _whole_event(pieces: list[bytes]) -> tuple[Event | None, int]:
+    """The event that the first one or more `pieces` make, and how many it took; (None, 1) when none does."""
+    for used in range(1, len(pieces) + 1):
         try:
-            yield _decode_one(piece)
-            continue
+            return _decode_one(b",".join(pieces[:used])), used
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
-        if event := _repair(piece):
-            reading.repaired += 1
-            yield event
-        else:
-            reading.dropped += 1
+    return None, 1
 
 
-def _split(text: bytes) -> Iterator[bytes]:
-    at = 0
-    for edge in BOUNDARY.finditer(text):
-        yield text[at : edge.start() + 1]
-        at = edge.end()
-    yield text[at:]
+def _split(text: bytes) -> list[bytes]:
+    """`text` at every place that can be the end of an event."""
+    edges = list(ANY_BOUNDARY.finditer(text))
+    starts, ends = [0, *(e.end() for e in edges)], [*(e.start() + 1 for e in edges), len(text)]
+    return [text[a:b] for a, b in zip(starts, ends, strict=True)]
 
 
 def _repair(piece: bytes) -> Event | None:
@@ -214,7 +241,7 @@ def _from_dict(raw: dict) -> Event:
     args = raw.get("args")
     args = args if isinstance(args, dict) else {}
     known: dict[str, Any] = {
-        f.name: _integer(args.get(f.encode_name))
+        f.name: integer(args.get(f.encode_name))
         for f in msgspec.structs.fields(Args)
         if f.name not in ("grid", "block")
     }
@@ -239,11 +266,11 @@ def _salvage(text: str) -> Event | None:
         return None
     fields = {key: found[1] for key in ("ph", "cat") if (found := re.search(rf'"{key}"\s*:\s*"(\w+)"', text))}
     args = {f.encode_name: number(re.escape(f.encode_name)) for f in msgspec.structs.fields(Args)}
-    ids = {key: _integer(number(key)) for key in ("pid", "tid")}
+    ids = {key: integer(number(key)) for key in ("pid", "tid")}
     return _from_dict({**fields, **ids, "name": name["name"], "ts": ts, "dur": number("dur"), "args": args})
 
 
-def _integer(value: object) -> int:
+def integer(value: object) -> int:
     """`value` as an int64; integers over it keep their low 63 bits, so that equal ids stay equal; -1 for no number."""
     try:
         number = int(value) if isinstance(value, (int, str)) else int(float(value))  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ import pandas as pd
 
 from ling_prof.errors import Missing, TraceError
 from ling_prof.load.calls import record_kinds, sync_kinds
-from ling_prof.load.events import Event, Reading, batches
-from ling_prof.trace import Trace, find_launches, nest, sort_rows, table
+from ling_prof.load.events import Event, Reading, batches, integer
+from ling_prof.trace import Trace, early_note, find_launches, nest, sort_rows, table, without_corrupt
 
 GPU = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "memcpy": "memcpy", "memset": "memset"}
 API = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver", "musa_runtime", "xpu_runtime"}
@@ -84,7 +84,10 @@ class _Columns:
     def _append(self, name: str, events: list[Event]) -> None:
         start, timed = nanoseconds(list(map(bytes, map(attrgetter("ts"), events))))
         length, measured = nanoseconds(list(map(bytes, map(attrgetter("dur"), events))))
-        if not (keep := timed & measured & (length >= 0)).all():
+        keep = timed & measured & (length >= 0)
+        if name == "gpu":
+            keep &= (start != 0) | (length != 0)  # the profiler's mark for a record it lost
+        if not keep.all():
             self.untimed += int((~keep).sum())
             events = [e for e, k in zip(events, keep, strict=True) if k]
             start, length = start[keep], length[keep]
@@ -100,9 +103,7 @@ class _Columns:
         if name == "gpu":
             self._append_gpu(part, events)
         if name == "sync":
-            part["stream"].append(
-                _ints(e.args.wait_on_stream if e.args.wait_on_stream >= 0 else e.args.stream for e in events)
-            )
+            part["stream"].append(_ints(e.args.stream if e.args.stream >= 0 else e.args.wait_on_stream for e in events))
             part["event"].append(_ints(e.args.event for e in events))
 
     def _append_gpu(self, part: dict[str, list], events: list[Event]) -> None:
@@ -125,7 +126,7 @@ class _Columns:
         """Codes as a Categorical whose categories are `rename`d; equal results are merged."""
         if not len(codes):
             return pd.Categorical([], categories=[""])
-        renamed, labels = pd.factorize(np.array([rename(v) for v in self.names[space]], object))
+        renamed, labels = pd.factorize(np.array([printable(rename(v)) for v in self.names[space]], object))
         return pd.Categorical.from_codes(renamed[codes], categories=pd.Index(labels, dtype=str))
 
     def numbers(self, space: str, codes: np.ndarray) -> np.ndarray:
@@ -138,13 +139,22 @@ class _Columns:
         return pd.factorize(np.array(labels, object))[0][codes]
 
 
+def printable(text: str) -> str:
+    """`text` with halves of surrogate pairs replaced: a name cut inside an emoji cannot be written anywhere."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def _number(value: object) -> int:
     found = re.search(r"-?\d+$", str(value))
     return int(found[0]) % 2**63 if found and int(found[0]) >= 0 else -1
 
 
 def _ints(values: Iterable[int]) -> np.ndarray:
-    return np.fromiter(values, np.int64)
+    values = list(values)
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array([integer(v) for v in values], np.int64)
 
 
 def nanoseconds(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -180,13 +190,18 @@ def _nanoseconds_slowly(text: bytes) -> tuple[int, bool]:
 def _build(reading: Reading, columns: _Columns) -> Trace:
     missing = _missing_tables(columns)
     api = _api(columns) if "api" in columns.parts else None
+    gpu, early = without_corrupt(_gpu(columns, api), api[0] if api else None) if "gpu" in columns.parts else (None, 0)
     frames = {
-        "gpu": _gpu(columns, api) if "gpu" in columns.parts else None,
+        "gpu": gpu,
         "api": api and api[0],
         "host": _named(columns, "host") if "host" in columns.parts else None,
         "overhead": _named(columns, "overhead") if "overhead" in columns.parts else table("overhead"),
         "sync": _sync(columns, api[0] if api else None) if "sync" in columns.parts else None,
     }
+    if not any(frame is not None and len(frame) for frame in frames.values()) and columns.untimed:
+        raise TraceError(
+            reading.path, f"{columns.untimed} events, none with a time", "record again with torch.profiler"
+        )
     if all(frame is None for key, frame in frames.items() if key != "overhead"):
         raise TraceError(
             reading.path,
@@ -207,7 +222,7 @@ def _build(reading: Reading, columns: _Columns) -> Trace:
         devices=_devices(reading.meta),
         lock=_lock(reading.meta),
         lacks=_lacks(frames),
-        notes=_notes(reading, columns),
+        notes=_notes(reading, columns, early),
     )
 
 
@@ -367,11 +382,12 @@ def _lock(meta: dict) -> dict[str, object]:
     return lock
 
 
-def _notes(reading: Reading, columns: _Columns) -> tuple[str, ...]:
+def _notes(reading: Reading, columns: _Columns, early: int) -> tuple[str, ...]:
     met = {
         f"{reading.repaired:,} damaged events were repaired": reading.repaired,
         f"{reading.dropped:,} events could not be read and are left out": reading.dropped,
         f"{columns.untimed:,} events without a time or a valid duration are left out": columns.untimed,
+        early_note(early): early,
         "the file ends inside its events: what comes after the cut is missing": reading.cut,
     }
     return tuple(note for note, count in met.items() if count)

@@ -1,12 +1,14 @@
 """Nsight Systems .sqlite (every exported schema) and .nsys-rep -> Trace. Opens the file read-only; sorts for itself."""
 
 import glob
+import re
 import shutil
 import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +20,7 @@ from ling_prof.errors import Missing, TraceError
 from ling_prof.load.calls import record_kinds, sync_kinds
 from ling_prof.load.kineto import bare_name
 from ling_prof.load.stream import pieces
-from ling_prof.trace import Trace, find_launches, nest, sort_rows, table
+from ling_prof.trace import Trace, early_note, find_launches, nest, sort_rows, table, without_corrupt
 
 KERNEL, MEMCPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{k}" for k in ("KERNEL", "MEMCPY", "MEMSET"))
 GRAPH, RUNTIME, SYNC = (f"CUPTI_ACTIVITY_KIND_{k}" for k in ("GRAPH_TRACE", "RUNTIME", "SYNCHRONIZATION"))
@@ -99,7 +101,7 @@ def _database(path: Path, file: Path) -> Iterator["_Db"]:
     try:
         with closing(sqlite3.connect(uri, uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-            yield _Db(connection)
+            yield _Db(path, connection)
     except sqlite3.DatabaseError as error:
         raise TraceError(path, f"the SQLite file is damaged ({error})", "export it again from its .nsys-rep") from None
 
@@ -107,8 +109,8 @@ def _database(path: Path, file: Path) -> Iterator["_Db"]:
 class _Db:
     """Queries by column name over tables that may be absent and columns that may not exist in this schema."""
 
-    def __init__(self, connection: sqlite3.Connection):
-        self.connection = connection
+    def __init__(self, path: Path, connection: sqlite3.Connection):
+        self.path, self.connection = path, connection
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
         self.columns = {name: {row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')} for name in names}
         self._strings: dict[int, str] | None = None
@@ -116,17 +118,63 @@ class _Db:
     def has(self, name: str) -> bool:
         return name in self.columns and self.connection.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone() is not None
 
-    def integers(self, name: str, wanted: Sequence[str], where: str = "") -> dict[str, np.ndarray]:
-        """Columns as int64 arrays; NULL, and a column this schema lacks, become -1."""
-        have = [f"COALESCE({column}, -1)" if column in self.columns[name] else "-1" for column in wanted]
-        cursor = self.connection.execute(f"SELECT {', '.join(have)} FROM {name} {where}")
-        parts = []
-        while rows := cursor.fetchmany(ROWS):
-            parts.append(
-                np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * len(wanted)).reshape(len(rows), -1)
-            )
-        flat = np.concatenate(parts) if parts else np.empty((0, len(wanted)), np.int64)
-        return {column: np.ascontiguousarray(flat[:, i]) for i, column in enumerate(wanted)}
+    def integers(self, name: str, wanted: dict[str, str], where: str = "") -> dict[str, np.ndarray]:
+        """Columns (result name -> SQL over columns) as int64 arrays; NULL, and what this schema lacks, become -1.
+
+        Raises TraceError when it lacks a column without which nothing can be said.
+        """
+        select = [f"COALESCE({self._known(name, key, sql)}, -1)" for key, sql in wanted.items()]
+        rows = self.connection.execute(f"SELECT COUNT(*) FROM {name} {where}").fetchone()[0]
+        out = {key: np.empty(rows, np.int64) for key in wanted}
+        cursor, at = self.connection.execute(f"SELECT {', '.join(select)} FROM {name} {where}"), 0
+        while some := cursor.fetchmany(ROWS):
+            block = np.fromiter(chain.from_iterable(some), np.int64, len(some) * len(wanted)).reshape(len(some), -1)
+            for i, column in enumerate(out.values()):
+                column[at : at + len(some)] = block[:, i]
+            at += len(some)
+        return out
+
+    def _known(self, name: str, key: str, sql: str) -> str:
+        """`sql` with the columns this schema lacks as NULL."""
+        lacks = sorted(set(re.findall(r"[a-z]\w*", sql)) - self.columns[name])
+        if lacks and key in REQUIRED:
+            found = f"table {name} has no column {', '.join(lacks)} (schema {self.schema or 'unknown'})"
+            remedy = "export it again with nsys export --type sqlite, and report this schema if it is a new one"
+            raise TraceError(self.path, found, remedy)
+        return re.sub(r"[a-z]\w*", lambda word: "NULL" if word[0] in lacks else word[0], sql)
+
+    @cached_property
+    def gpu_of(self) -> dict[tuple[int, int], int]:
+        """(process, CUDA ordinal as it saw it) -> GPU of the machine; empty where the file does not say."""
+        if not {"gpuId", "cudaId", "pid"} <= self.columns.get("TARGET_INFO_CUDA_DEVICE", set()):
+            return {}
+        rows = self.rows("SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE WHERE gpuId IS NOT NULL")
+        return {(int(pid or 0), int(cuda)): int(gpu) for pid, cuda, gpu in rows}
+
+    @cached_property
+    def ordinals_clash(self) -> bool:
+        """Whether processes of CUDA_VISIBLE_DEVICES call different GPUs by the same number."""
+        pairs = {(cuda, gpu) for (_, cuda), gpu in self.gpu_of.items()}
+        return len(pairs) > len({cuda for cuda, _ in pairs})
+
+    def device(self, pid: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
+        """The program's own device number, or the machine's where processes disagree on what theirs mean."""
+        if not self.ordinals_clash:
+            return ordinal
+        pairs, codes = np.unique(np.stack([pid, ordinal]), axis=1, return_inverse=True)
+        return np.array([self.gpu_of.get((int(p), int(o)), int(o)) for p, o in pairs.T])[codes.ravel()]
+
+    @property
+    def schema(self) -> str:
+        return self.meta("EXPORT_SCHEMA_VERSION")
+
+    def meta(self, key: str) -> str:
+        """A value of the export's own table; '' where the file does not say."""
+        for name in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
+            if {"name", "value"} <= self.columns.get(name, set()):
+                rows = self.rows(f"SELECT value FROM {name} WHERE name = '{key}'")
+                return str(rows[0][0]) if rows else ""
+        return ""
 
     def rows(self, query: str) -> list[tuple]:
         return self.connection.execute(query).fetchall()
@@ -172,6 +220,9 @@ def _build(path: Path, db: _Db, progress: Progress) -> Trace:
     for i, (name, (source, make)) in enumerate(TABLES.items()):
         frames[name] = make(db, frames) if source is None or db.has(source) else None
         progress((i + 1) / len(TABLES))
+    early = 0
+    if frames["gpu"] is not None:
+        frames["gpu"], early = without_corrupt(frames["gpu"], frames["api"])
     missing = _missing(db, mode)
     timed = [f for key, f in frames.items() if f is not None and key not in ("capture", "overhead") and len(f)]
     origin = min((int(f["start"].iloc[0]) for f in timed), default=0)
@@ -189,25 +240,43 @@ def _build(path: Path, db: _Db, progress: Progress) -> Trace:
         devices=_devices(db),
         lock=_lock(db, mode),
         lacks=_lacks(frames, mode),
+        notes=(early_note(early),) if early else (),
     )
 
 
 class _Source(NamedTuple):
     name: str
     kind: str
-    columns: tuple[str, ...]
+    columns: dict[str, str]  # what to call it -> SQL over columns of the table
 
 
-IN_GRAPH = ("graphNodeId", "graphId")
-SHAPE = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
-USE = ("registersPerThread", "staticSharedMemory", "dynamicSharedMemory")
+def _packed(which: str) -> str:
+    """One integer for a grid or block: 31, 16 and 16 bits hold CUDA's largest."""
+    return f"{which}X << 32 | {which}Y << 16 | {which}Z"
+
+
+IN_GRAPH = {"node": "graphNodeId", "graph": "graphId"}
 SOURCES = (
-    _Source(KERNEL, "kernel", ("demangledName", "shortName", *IN_GRAPH, *SHAPE, *USE)),
-    _Source(MEMCPY, "memcpy", ("bytes", "copyKind", "srcKind", "dstKind", *IN_GRAPH)),
-    _Source(MEMSET, "memset", ("bytes", "memKind", *IN_GRAPH)),
-    _Source(GRAPH, "graph", ("graphId", "graphExecId")),
+    _Source(
+        KERNEL,
+        "kernel",
+        {
+            "name": "COALESCE(demangledName, shortName)",
+            **IN_GRAPH,
+            "grid": _packed("grid"),
+            "block": _packed("block"),
+            "regs": "registersPerThread",
+            "smem": "staticSharedMemory + dynamicSharedMemory",
+        },
+    ),
+    _Source(MEMCPY, "memcpy", {"bytes": "bytes", "copy": "copyKind", "src": "srcKind", "dst": "dstKind", **IN_GRAPH}),
+    _Source(MEMSET, "memset", {"bytes": "bytes", "dst": "memKind", **IN_GRAPH}),
+    _Source(GRAPH, "graph", {"graph": "graphId", "exec": "graphExecId"}),
 )
-COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+SPAN = {"start": "start", "end": "end"}
+COMMON = {**SPAN, "device": "deviceId", "stream": "streamId", "corr": "correlationId", "gpid": "globalPid"}
+THREADED = {**SPAN, "gtid": "globalTid"}
+REQUIRED = {"start", "end", "device"}
 
 
 def _gpu(db: _Db, frames: dict[str, pd.DataFrame | None]) -> pd.DataFrame:
@@ -218,8 +287,7 @@ def _gpu(db: _Db, frames: dict[str, pd.DataFrame | None]) -> pd.DataFrame:
     frame, _ = sort_rows(_concat(parts))
     if api is None:
         return frame
-    launch = find_launches(_key(frame["pid"], frame["corr"], -1), _key(api["pid"], api["corr"], -2))
-    return frame.assign(api_row=launch)
+    return frame.assign(api_row=find_launches(_key(frame["pid"], frame["corr"], -1), _key(api["pid"], api["corr"], -2)))
 
 
 def _key(pid: pd.Series | np.ndarray, corr: pd.Series | np.ndarray, absent: int) -> np.ndarray:
@@ -240,17 +308,17 @@ def _concat(parts: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _activity(db: _Db, source: _Source) -> pd.DataFrame:
-    raw = db.integers(source.name, COMMON + source.columns)
+    raw = db.integers(source.name, COMMON | source.columns)
     rows = len(raw["start"])
-    node, graph = (raw.get(key, np.full(rows, -1)) for key in IN_GRAPH)
+    pid = (raw.pop("gpid") >> 24) & THREAD
+    node, graph = (raw.pop(key, np.full(rows, -1)) for key in IN_GRAPH)
     return table(
         "gpu",
-        start=raw["start"],
-        end=np.maximum(raw["end"], raw["start"]),
-        device=raw["deviceId"],
-        stream=raw["streamId"],
-        corr=raw["correlationId"],
-        pid=(raw["globalPid"] >> 24) & THREAD,
+        **_spans(raw),
+        device=db.device(pid, raw.pop("device")),
+        stream=raw.pop("stream"),
+        corr=raw.pop("corr"),
+        pid=pid,
         kind=pd.Categorical.from_codes(np.zeros(rows, np.int8), categories=[source.kind]),
         graph_node=np.where(node > 0, node, -1),
         graph_id=np.where(graph > 0, graph, -1),
@@ -259,41 +327,35 @@ def _activity(db: _Db, source: _Source) -> pd.DataFrame:
 
 
 def _kernel(db: _Db, raw: dict[str, np.ndarray]) -> dict[str, object]:
-    name = np.where(raw["demangledName"] >= 0, raw["demangledName"], raw["shortName"])
-    return {
-        "name": db.strings(name),
-        "grid": _shape(raw, "grid"),
-        "block": _shape(raw, "block"),
-        "regs": raw["registersPerThread"],
-        "smem": np.maximum(raw["staticSharedMemory"], 0) + np.maximum(raw["dynamicSharedMemory"], 0),
-    }
+    shapes = {key: _shape(raw.pop(key)) for key in ("grid", "block")}
+    return {"name": db.strings(raw.pop("name")), "regs": raw.pop("regs"), "smem": raw.pop("smem"), **shapes}
 
 
-def _shape(raw: dict[str, np.ndarray], which: str) -> pd.Categorical:
-    # 32, 16 and 16 bits hold CUDA's largest grid; the sum is exact below that and only labels the row.
-    x, y, z = (raw[which + axis].astype(np.uint64) for axis in "XYZ")
-    unique, codes = np.unique(x << np.uint64(32) | y << np.uint64(16) | z, return_inverse=True)
-    return labelled([f"{int(u) >> 32},{int(u) >> 16 & 0xFFFF},{int(u) & 0xFFFF}" for u in unique], codes)
+def _shape(packed: np.ndarray) -> pd.Categorical:
+    unique, codes = np.unique(packed, return_inverse=True)
+    return labelled(
+        ["" if u < 0 else f"{int(u) >> 32},{int(u) >> 16 & 0xFFFF},{int(u) & 0xFFFF}" for u in unique], codes
+    )
 
 
 def _memcpy(db: _Db, raw: dict[str, np.ndarray]) -> dict[str, object]:
-    kind = _coded(COPY_KIND, raw["copyKind"])
+    kind = _coded(COPY_KIND, raw["copy"])
     return {
         "name": kind.rename_categories([f"Memcpy {c}".strip() for c in kind.categories]),
         "bytes": raw["bytes"],
         "copy_kind": kind,
-        "src_mem": _coded(MEMORY, raw["srcKind"]),
-        "dst_mem": _coded(MEMORY, raw["dstKind"]),
+        "src_mem": _coded(MEMORY, raw["src"]),
+        "dst_mem": _coded(MEMORY, raw["dst"]),
     }
 
 
 def _memset(db: _Db, raw: dict[str, np.ndarray]) -> dict[str, object]:
     name = pd.Categorical.from_codes(np.zeros(len(raw["start"]), np.int8), categories=["Memset"])
-    return {"name": name, "bytes": raw["bytes"], "dst_mem": _coded(MEMORY, raw["memKind"])}
+    return {"name": name, "bytes": raw["bytes"], "dst_mem": _coded(MEMORY, raw["dst"])}
 
 
 def _whole_graph(db: _Db, raw: dict[str, np.ndarray]) -> dict[str, object]:
-    unique, codes = np.unique(raw["graphExecId"], return_inverse=True)
+    unique, codes = np.unique(raw["exec"], return_inverse=True)
     return {"name": labelled([f"CUDA graph {i} (opaque)" for i in unique], codes)}
 
 
@@ -309,16 +371,16 @@ def _spans(raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _api(db: _Db) -> pd.DataFrame:
-    raw = db.integers(RUNTIME, ("start", "end", "globalTid", "correlationId", "nameId", "returnValue"))
-    names = db.strings(raw["nameId"], bare_name)
+    raw = db.integers(RUNTIME, {**THREADED, "corr": "correlationId", "name": "nameId", "ret": "returnValue"})
+    names = db.strings(raw.pop("name"), bare_name)
     frame = table(
         "api",
         **_spans(raw),
-        **_threads(raw["globalTid"]),
+        **_threads(raw.pop("gtid")),
         name=names,
-        corr=raw["correlationId"],
+        corr=raw["corr"],
         sync_kind=sync_kinds(names),
-        ret=raw["returnValue"],
+        ret=raw["ret"],
     )
     return sort_rows(frame)[0]
 
@@ -326,53 +388,51 @@ def _api(db: _Db) -> pd.DataFrame:
 def _nvtx(db: _Db) -> pd.DataFrame:
     """Closed push/pop and start/end ranges; a range still open when recording stopped has no end and is left out."""
     where = f"WHERE eventType IN {RANGES} AND end IS NOT NULL"
-    raw = db.integers("NVTX_EVENTS", ("start", "end", "globalTid", "textId"), where)
-    names = db.strings(raw["textId"])
+    raw = db.integers("NVTX_EVENTS", {**THREADED, "name": "textId"}, where)
+    names = db.strings(raw["name"])
     if "text" in db.columns["NVTX_EVENTS"]:
         text = np.array([row[0] for row in db.rows(f"SELECT text FROM NVTX_EVENTS {where}")] or [None], object)[
             : len(raw["start"])
         ]
         names = pd.Categorical(np.where(pd.notna(text), text, np.asarray(names, object)))
     kind = pd.Categorical.from_codes(np.zeros(len(names), np.int8), categories=["nvtx"])
-    frame, _ = sort_rows(table("host", **_spans(raw), **_threads(raw["globalTid"]), name=names, kind=kind))
+    frame, _ = sort_rows(table("host", **_spans(raw), **_threads(raw.pop("gtid")), name=names, kind=kind))
     return nest(frame)
 
 
 def _overhead(db: _Db) -> pd.DataFrame:
     for name in ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"):
         if db.has(name):
-            raw = db.integers(name, ("start", "end", "globalTid", "nameId"))
+            raw = db.integers(name, {**THREADED, "name": "nameId"})
             return sort_rows(
-                table("overhead", **_spans(raw), **_threads(raw["globalTid"]), name=db.strings(raw["nameId"]))
+                table("overhead", **_spans(raw), **_threads(raw.pop("gtid")), name=db.strings(raw["name"]))
             )[0]
     return table("overhead")
 
 
 def _sync(db: _Db, frames: dict[str, pd.DataFrame | None]) -> pd.DataFrame:
-    raw = db.integers(SYNC, ("start", "end", "syncType", "streamId", "eventId", "correlationId", "globalPid"))
+    wanted = {
+        "type": "syncType",
+        "stream": "streamId",
+        "event": "eventId",
+        "corr": "correlationId",
+        "gpid": "globalPid",
+    }
+    raw = db.integers(SYNC, SPAN | wanted)
     api = frames["api"]
     call = np.full(len(raw["start"]), -1)
     if api is not None:
-        call = find_launches(
-            _key(raw["globalPid"] >> 24 & THREAD, raw["correlationId"], -1), _key(api["pid"], api["corr"], -2)
-        )
-    kind = record_kinds(_coded(SYNC_KIND, raw["syncType"]), api, call)
+        call = find_launches(_key(raw["gpid"] >> 24 & THREAD, raw["corr"], -1), _key(api["pid"], api["corr"], -2))
+    kind = record_kinds(_coded(SYNC_KIND, raw["type"]), api, call)
     return sort_rows(
-        table("sync", **_spans(raw), kind=kind, stream=raw["streamId"], event=raw["eventId"], corr=raw["correlationId"])
+        table("sync", **_spans(raw), kind=kind, stream=raw["stream"], event=raw["event"], corr=raw["corr"])
     )[0]
 
 
 def _capture(db: _Db) -> pd.DataFrame:
-    raw = db.integers(
-        "CUDA_GRAPH_NODE_EVENTS", ("start", "globalTid", "graphNodeId", "originalGraphNodeId"), "ORDER BY start"
-    )
-    return table(
-        "capture",
-        node=raw["graphNodeId"],
-        original=raw["originalGraphNodeId"],
-        time=raw["start"],
-        **_threads(raw["globalTid"]),
-    )
+    wanted = {"time": "start", "gtid": "globalTid", "node": "graphNodeId", "original": "originalGraphNodeId"}
+    raw = db.integers("CUDA_GRAPH_NODE_EVENTS", wanted, "ORDER BY start")
+    return table("capture", **_threads(raw.pop("gtid")), **raw)
 
 
 def _graph_mode(db: _Db) -> str:
@@ -391,22 +451,17 @@ def _epoch(db: _Db) -> int:
 
 
 def _devices(db: _Db) -> dict[int, str]:
-    """CUDA ordinal -> GPU name; the ordinal is the program's own (CUDA_VISIBLE_DEVICES)."""
+    """Device number, as in gpu.device -> GPU name."""
     if not {"id", "name"} <= db.columns.get("TARGET_INFO_GPU", set()):
         return {}
     names = {int(i): str(n) for i, n in db.rows("SELECT id, name FROM TARGET_INFO_GPU") if n}
-    if {"gpuId", "cudaId"} <= db.columns.get("TARGET_INFO_CUDA_DEVICE", set()):
-        pairs = db.rows("SELECT cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE")
-        return {int(cuda): names[gpu] for cuda, gpu in pairs if gpu in names}
-    return names
+    if db.ordinals_clash or not db.gpu_of:
+        return names
+    return {cuda: names[gpu] for (_, cuda), gpu in db.gpu_of.items() if gpu in names}
 
 
 def _lock(db: _Db, mode: str) -> dict[str, object]:
-    lock: dict[str, object] = {"cuda_graph_trace": mode} if mode else {}
-    for name in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-        if name in db.columns:
-            meta = dict(db.rows(f"SELECT name, value FROM {name}"))
-            lock |= {"nsys": meta.get("EXPORT_PRODUCT_VERSION"), "schema": meta.get("EXPORT_SCHEMA_VERSION")}
+    lock: dict[str, object] = {"cuda_graph_trace": mode, "schema": db.schema, "nsys": db.meta("EXPORT_PRODUCT_VERSION")}
     if "TARGET_INFO_SYSTEM_ENV" in db.columns:
         rows = db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'CudaDriverVersion'")
         lock["cuda_driver_version"] = rows[0][0] if rows else None
