@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ling_prof import intervals as iv
+from ling_prof.intervals import distinct
 from ling_prof.ops import thread_keys
 from ling_prof.trace import Trace
 
@@ -24,6 +25,7 @@ class Host:
 
     def __init__(self, trace: Trace):
         self.table: Any = trace.host if trace.has("host") else None
+        self._innermost: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @cached_property
     def _keys(self) -> np.ndarray:
@@ -74,6 +76,11 @@ class Host:
 
     def innermost(self, thread: int) -> tuple[np.ndarray, np.ndarray]:
         """(times, rows): from times[i] on, thread `thread` is in host row rows[i] (-1: in none)."""
+        if thread not in self._innermost:
+            self._innermost[thread] = self._find_innermost(thread)
+        return self._innermost[thread]
+
+    def _find_innermost(self, thread: int) -> tuple[np.ndarray, np.ndarray]:
         mine = np.flatnonzero(self._keys == thread)
         start, end = self.table["start"].to_numpy()[mine], self.table["end"].to_numpy()[mine]
         depth, parent = self.depth[mine], self.parent[mine]
@@ -89,7 +96,7 @@ class Host:
         out = np.full(len(time), -1)
         if self.table is None:
             return out
-        for key in np.unique(thread):
+        for key in distinct(thread):
             times, rows = self.innermost(int(key))
             mine = np.flatnonzero(thread == key)
             at = np.searchsorted(times, time[mine], "right") - 1
@@ -131,7 +138,7 @@ class Host:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Splits disjoint sorted intervals where their thread's innermost row changes: (row, ns, interval) a part."""
         parts = []
-        for key in np.unique(thread):
+        for key in distinct(thread):
             mine = np.flatnonzero(thread == key)
             times = self.innermost(int(key))[0] if self.table is not None else iv.EMPTY[0]
             left, right, owner = iv.cut(start[mine], end[mine], times)

@@ -165,19 +165,24 @@ def _from_ranges(ops: Ops, naming: Naming) -> list[Mark]:
 
 def _outermost(ranges: pd.DataFrame) -> pd.DataFrame:
     """Without ranges nested in another; an outer one that holds several of its own phase only wraps the loop."""
-    ranges = ranges.assign(key=thread_keys(ranges))
+    ranges = ranges.reset_index(drop=True)
     keep = np.ones(len(ranges), bool)
-    for _, group in ranges.reset_index(drop=True).groupby("key"):
-        rows, start, end = group.index.to_numpy(), group["start"].to_numpy(), group["end"].to_numpy()
-        phase = group["phase"].to_numpy()
-        wraps = np.array(
-            [((start > s) & (end <= e) & (phase == p)).sum() > 1 for s, e, p in zip(start, end, phase, strict=True)]
-        )
-        keep[rows[wraps]] = False
-        rows, start, end = rows[~wraps], start[~wraps], end[~wraps]
-        reach = np.r_[-1, np.maximum.accumulate(end)[:-1]] if len(end) else end
-        keep[rows[end <= reach]] = False
+    for _, group in ranges.groupby(thread_keys(ranges)):
+        wraps = _wraps(group)
+        keep[group.index[wraps]] = False
+        inner = group[~wraps]
+        reach = inner["end"].cummax().shift(fill_value=-1)
+        keep[inner.index[inner["end"] <= reach]] = False
     return ranges[keep]
+
+
+def _wraps(group: pd.DataFrame) -> np.ndarray:
+    """Which ranges of one thread, sorted by start, hold more than one other of their own phase."""
+    held = pd.Series(0, group.index)
+    for _, same in group.groupby("phase"):
+        start = same["start"].to_numpy()
+        held[same.index] = np.searchsorted(start, same["end"]) - np.searchsorted(start, start, "right")
+    return held.to_numpy() > 1
 
 
 def _marks(ops: Ops, ranges: pd.DataFrame) -> list[Mark]:

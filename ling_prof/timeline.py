@@ -160,7 +160,7 @@ class Timeline:
     def _same_stream(self) -> np.ndarray:
         """Whether the op that ended as each gap began ran on the stream of the op that ends it."""
         previous = np.full(len(self.ops), -1, np.int64)
-        for stream in np.unique(self.ops.stream):
+        for stream in iv.distinct(self.ops.stream):
             on = np.flatnonzero(self.ops.stream == stream)
             previous[on[1:]] = np.maximum.accumulate(self.ops.end[on])[:-1]
         return previous[self.gaps.op] == self.gaps.start
@@ -229,7 +229,7 @@ class Timeline:
         out = np.zeros((len(self.pieces), len(HOST_PARTS)), np.int64)
         late = np.flatnonzero(self.pieces.cls == HOST_BOUND)
         thread = self.ops.thread[self.pieces.op[late]]
-        for key in np.unique(thread):
+        for key in iv.distinct(thread):
             mine = late[thread == key]
             out[mine] = self._split_host(int(key), self.pieces.start[mine], self.pieces.end[mine])
         return out

@@ -185,17 +185,19 @@ def nest(host: pd.DataFrame) -> pd.DataFrame:
 
 def _nest_thread(start: list[int], end: list[int]) -> tuple[np.ndarray, np.ndarray]:
     parent, depth = [-1] * len(start), [0] * len(start)
-    stack: list[int] = []
+    stack, closes = [-1], [2**63]  # a root that never ends
     for i, (begun, done) in enumerate(zip(start, end, strict=True)):
-        while stack and end[stack[-1]] <= begun:
+        while closes[-1] <= begun:
             stack.pop()
-        at = len(stack) - 1
-        while at >= 0 and end[stack[at]] < done:
+            closes.pop()
+        at = -1
+        while closes[at] < done:
             at -= 1
-        if at >= 0:
-            parent[i] = stack[at]
-            depth[i] = depth[stack[at]] + 1
+        above = parent[i] = stack[at]
+        if above >= 0:
+            depth[i] = depth[above] + 1
         stack.append(i)
+        closes.append(done)
     return np.array(parent, np.int64), np.array(depth, np.int64)
 
 

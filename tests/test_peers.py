@@ -84,11 +84,6 @@ def test_hta_342_no_negative_duration_below_a_microsecond(tmp_path):
     assert account(path) == {"busy": 400, "dependency": 200}
 
 
-@pytest.mark.skip(reason="memory per input byte is measured in benchmarks/, not here")
-def test_hta_250_memory():
-    """200 GB of traces took 950 GB of memory."""
-
-
 def test_hta_104_no_rank(tmp_path):
     """A trace without distributedInfo could not be read."""
     found = say(kineto(tmp_path, queued((10, 5))))

@@ -27,31 +27,25 @@ STARVED = 5_000
 
 def rows(view: View) -> pd.DataFrame:
     view.trace.require("api")
-    steps, ops = view.chosen, view.ops
+    ops, steps = view.ops, range(len(view.chosen))
     at = view.step_of(ops.start)
-    ahead = series(view)
-    of_launch = view.step_of(ahead["start"].to_numpy())
-    out = []
-    for i in range(len(steps)):
-        mine, inside = ahead[of_launch == i], at == i
-        lead = mine["ahead_ns"].to_numpy()
-        some = len(lead) > 0
-        out.append(
-            {
-                "step": int(steps.index[i]),
-                "launches": len(mine),
-                "graph_launches": int(mine["is_graph"].sum()),
-                "ops": int(inside.sum()),
-                "unlinked": int((inside & (ops.launch < 0)).sum()),
-                "launch_ns": int(mine["call_ns"].sum()),
-                "ahead_min_ns": int(lead.min()) if some else -1,
-                "ahead_median_ns": int(np.median(lead)) if some else -1,
-                "ahead_max_ns": int(lead.max()) if some else -1,
-                "queued_median": float(mine["queued"].median()) if some else -1.0,
-                "starved": int((lead < STARVED).sum()),
-            }
-        )
-    return pd.DataFrame(out, columns=list(COLUMNS))
+    launches = series(view).assign(starved=lambda f: f["ahead_ns"] < STARVED)
+    launches["at"] = view.step_of(launches["start"].to_numpy())
+    out = launches.groupby("at").agg(
+        launches=("start", "size"),
+        graph_launches=("is_graph", "sum"),
+        launch_ns=("call_ns", "sum"),
+        ahead_min_ns=("ahead_ns", "min"),
+        ahead_median_ns=("ahead_ns", "median"),
+        ahead_max_ns=("ahead_ns", "max"),
+        queued_median=("queued", "median"),
+        starved=("starved", "sum"),
+    )
+    out = out.reindex(steps, fill_value=0).astype({"ahead_median_ns": np.int64})
+    out["step"] = view.chosen.index
+    out["ops"] = np.bincount(at[at >= 0], minlength=len(steps))
+    out["unlinked"] = np.bincount(at[(at >= 0) & (ops.launch < 0)], minlength=len(steps))
+    return out.reset_index(drop=True)[list(COLUMNS)]
 
 
 def series(view: View) -> pd.DataFrame:

@@ -78,7 +78,9 @@ def _names(view: View, row: np.ndarray) -> np.ndarray:
     if host.table is None:
         return np.full(len(row), UNNAMED, object)
     found = np.where(row >= 0, host.nearest(_is_layer(view))[row], -1)
-    return np.where(found >= 0, np.array([MODULE.sub(r"\1", n) for n in host.names[found]], object), UNNAMED)
+    names = host.table["name"].array
+    bare = np.array([MODULE.sub(r"\1", n) for n in names.categories], object)
+    return np.where(found >= 0, bare[names.codes[found]], UNNAMED)
 
 
 def _is_layer(view: View) -> np.ndarray:

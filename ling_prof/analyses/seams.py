@@ -36,5 +36,6 @@ def _sites(view: View, row: np.ndarray) -> np.ndarray:
         return np.full(len(row), "", object)
     own = np.where(row >= 0, view.host.own_function[row], -1)
     shown = np.where(own >= 0, own, row)
-    unique, inverse = np.unique(shown, return_inverse=True)
-    return np.array([place(view.host.name(int(r))) for r in unique], object)[inverse]
+    names = view.host.table["name"].array
+    places = np.array([place(str(n)) for n in names.categories], object)
+    return np.where(shown >= 0, places[names.codes[shown]], "")

@@ -20,7 +20,7 @@ from ling_prof.load.stream import pieces
 BATCH = 8 << 20
 HEAD_LIMIT = 64 << 20
 TRIES = 8  # places to look for an edge, and pieces an event can fall into
-NO_TIME = msgspec.Raw(b"")
+ABSENT, NO_ARGS = msgspec.Raw(b""), msgspec.Raw(b"{}")
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|dur|pid|tid|id|args)"\s*:)')
 ANY_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 ARRAY = re.compile(rb'^\s*(?:\xef\xbb\xbf)?\s*\[|"traceEvents"\s*:\s*\[')
@@ -39,8 +39,8 @@ class Args(msgspec.Struct, gc=False):
     graph_node: int = msgspec.field(default=-1, name="graph node id")
     registers: int = msgspec.field(default=-1, name="registers per thread")
     shared_memory: int = msgspec.field(default=-1, name="shared memory")
-    grid: msgspec.Raw = NO_TIME
-    block: msgspec.Raw = NO_TIME
+    grid: msgspec.Raw = ABSENT
+    block: msgspec.Raw = ABSENT
     wait_on_stream: int = -1
     event: int = msgspec.field(default=-1, name="wait_on_cuda_event_id")
 
@@ -51,9 +51,9 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     pid: int | str = -1
     tid: int | str = -1
-    ts: msgspec.Raw = NO_TIME
-    dur: msgspec.Raw = NO_TIME
-    args: Args = msgspec.field(default_factory=Args)
+    ts: msgspec.Raw = ABSENT
+    dur: msgspec.Raw = ABSENT
+    args: msgspec.Raw = NO_ARGS
 
 
 @dataclass
@@ -72,6 +72,7 @@ class Reading:
 # Not strict: HIP writes byte counts as strings.
 _decode = msgspec.json.Decoder(list[Event], strict=False).decode
 _decode_one = msgspec.json.Decoder(Event, strict=False).decode
+_decode_args = msgspec.json.Decoder(list[Args], strict=False).decode
 
 
 def batches(reading: Reading) -> Iterator[list[Event]]:
@@ -144,7 +145,7 @@ def _batch(reading: Reading, buffer: bytes, edges: list[Edge]) -> tuple[list[Eve
     and that edge. An edge inside an event's own arguments is passed over."""
     for edge in edges:
         try:
-            return _decode(b"[" + buffer[: edge[0]] + b"]"), None, edge
+            return _decode(b"".join((b"[", memoryview(buffer)[: edge[0]], b"]"))), None, edge
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
     text = buffer[: edges[0][0]]
@@ -238,20 +239,30 @@ def _repair(piece: bytes) -> Event | None:
 
 
 def _from_dict(raw: dict) -> Event:
-    args = raw.get("args")
-    args = args if isinstance(args, dict) else {}
-    known: dict[str, Any] = {
-        f.name: integer(args.get(f.encode_name))
-        for f in msgspec.structs.fields(Args)
-        if f.name not in ("grid", "block")
-    }
-    shape: dict[str, Any] = {
-        key: msgspec.Raw(json.dumps(args[key]).encode()) for key in ("grid", "block") if key in args
-    }
     fields: dict[str, Any] = {key: str(raw.get(key) or "") for key in ("ph", "cat", "name")}
     fields |= {key: raw[key] if isinstance(raw.get(key), (int, str)) else -1 for key in ("pid", "tid")}
     fields |= {key: msgspec.Raw(str(raw[key]).encode()) for key in ("ts", "dur") if raw.get(key) is not None}
-    return Event(**fields, args=Args(**known, **shape))
+    return Event(**fields, args=msgspec.Raw(json.dumps(raw.get("args")).encode()))
+
+
+def arguments(events: list[Event]) -> list[Args]:
+    """The arguments of each event; what is absent or no number is -1."""
+    try:
+        return _decode_args(b"[" + b",".join([event.args for event in events]) + b"]")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return [_arguments_of_one(bytes(event.args)) for event in events]
+
+
+def _arguments_of_one(text: bytes) -> Args:
+    try:
+        return _decode_args(b"[" + text + b"]")[0]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raw = json.loads(text.decode("utf-8", "replace"), strict=False)
+    raw = raw if isinstance(raw, dict) else {}
+    known: dict[str, Any] = {f.name: raw.get(f.encode_name) for f in msgspec.structs.fields(Args)}
+    shape = {key: msgspec.Raw(json.dumps(known.pop(key) or "").encode()) for key in ("grid", "block")}
+    numbers: dict[str, Any] = {key: integer(value) for key, value in known.items()}
+    return Args(**numbers | shape)
 
 
 def _salvage(text: str) -> Event | None:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal, InvalidOperation
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ling_prof.errors import Missing, TraceError
+from ling_prof.intervals import distinct
 from ling_prof.load.calls import record_kinds, sync_kinds
-from ling_prof.load.events import Event, Reading, batches, integer
+from ling_prof.load.events import Args, Event, Reading, arguments, batches, integer
 from ling_prof.trace import Trace, early_note, find_launches, nest, sort_rows, table, without_corrupt
 
 GPU = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "memcpy": "memcpy", "memset": "memset"}
@@ -60,30 +62,29 @@ class _Columns:
 
     def add(self, events: list[Event]) -> None:
         self.events += len(events)
-        rows: dict[str, list[Event]] = defaultdict(list)
+        by_cat: dict[str, list[Event]] = defaultdict(list)
         for event in events:
             if event.ph == "X":
-                if name := TABLE.get(event.cat) or TABLE.get(event.cat.lower()):
-                    rows[name].append(event)
+                by_cat[event.cat].append(event)
             elif event.ph == "B" or event.ph == "E":
-                self._pair(event, rows)
-        for name, found in rows.items():
-            self._append(name, found)
+                self._pair(event, by_cat)
+        for cat, found in by_cat.items():
+            if name := TABLE.get(cat.lower()):
+                self._append(name, cat.lower(), found)
 
-    def _pair(self, event: Event, rows: dict[str, list[Event]]) -> None:
+    def _pair(self, event: Event, by_cat: dict[str, list[Event]]) -> None:
         stack = self.open[event.pid, event.tid]
         if event.ph == "B":
             stack.append(event)
         elif stack:
             begun = stack.pop()
-            if name := TABLE.get(begun.cat.lower()):
-                start, end = (int(nanoseconds([bytes(e.ts)])[0][0]) for e in (begun, event))
-                begun.dur = str(Decimal(end - start) / UNIT).encode()  # type: ignore[assignment]
-                rows[name].append(begun)
+            start, end = (int(nanoseconds([e.ts])[0][0]) for e in (begun, event))
+            begun.dur = str(Decimal(end - start) / UNIT).encode()  # type: ignore[assignment]
+            by_cat[begun.cat].append(begun)
 
-    def _append(self, name: str, events: list[Event]) -> None:
-        start, timed = nanoseconds(list(map(bytes, map(attrgetter("ts"), events))))
-        length, measured = nanoseconds(list(map(bytes, map(attrgetter("dur"), events))))
+    def _append(self, name: str, cat: str, events: list[Event]) -> None:
+        start, timed = nanoseconds(list(map(attrgetter("ts"), events)))
+        length, measured = nanoseconds(list(map(attrgetter("dur"), events)))
         keep = timed & measured & (length >= 0)
         if name == "gpu":
             keep &= (start != 0) | (length != 0)  # the profiler's mark for a record it lost
@@ -95,19 +96,19 @@ class _Columns:
         part["start"].append(start)
         part["end"].append(start + length)
         part["name"].append(self._codes(name, map(attrgetter("name"), events)))
-        part["cat"].append(self._codes("cat", (e.cat.lower() for e in events)))
+        part["cat"].append(np.full(len(events), self.names["cat"][cat], np.int32))
         part["pid"].append(self._codes("pid", map(attrgetter("pid"), events)))
         part["tid"].append(self._codes("tid", map(attrgetter("tid"), events)))
         if name in ("gpu", "api", "sync"):
-            part["corr"].append(_ints(e.args.correlation for e in events))
+            args = arguments(events)
+            part["corr"].append(_ints(a.correlation for a in args))
         if name == "gpu":
-            self._append_gpu(part, events)
+            self._append_gpu(part, args)
         if name == "sync":
-            part["stream"].append(_ints(e.args.stream if e.args.stream >= 0 else e.args.wait_on_stream for e in events))
-            part["event"].append(_ints(e.args.event for e in events))
+            part["stream"].append(_ints(a.stream if a.stream >= 0 else a.wait_on_stream for a in args))
+            part["event"].append(_ints(a.event for a in args))
 
-    def _append_gpu(self, part: dict[str, list], events: list[Event]) -> None:
-        args = [e.args for e in events]
+    def _append_gpu(self, part: dict[str, list], args: list[Args]) -> None:
         for key in ("device", "stream", "bytes", "graph_id", "graph_node"):
             part[key].append(_ints(getattr(a, key) for a in args))
         part["regs"].append(_ints(a.registers for a in args))
@@ -157,26 +158,42 @@ def _ints(values: Iterable[int]) -> np.ndarray:
         return np.array([integer(v) for v in values], np.int64)
 
 
-def nanoseconds(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Decimal microseconds as text -> (int64 nanoseconds, whether each was a number). Never passes through a float."""
-    if not texts:
-        return np.empty(0, np.int64), np.empty(0, bool)
-    chars = np.array(texts, dtype=bytes)
-    chars = chars.view(np.uint8).reshape(len(texts), chars.itemsize)
-    length = (chars != 0).sum(1)
-    is_dot = chars == ord(".")
-    dot = np.where(is_dot.any(1), is_dot.argmax(1), length)
-    plain = (((chars >= ord("0")) & (chars <= ord("9"))) | is_dot | (chars == 0)).all(1)
-    plain &= (length > 0) & (length - dot <= 4) & (dot <= 16) & (is_dot.sum(1) <= 1)
-    value = np.zeros(len(texts), np.int64)
-    for i in range(chars.shape[1]):
-        digit = (i < length) & (i != dot)
-        value = np.where(digit, value * 10 + (chars[:, i].astype(np.int64) - ord("0")), value)
-    value *= 10 ** np.clip(3 - np.maximum(length - dot - 1, 0), 0, 3)
-    valid = plain.copy()
-    for odd in np.flatnonzero(~plain):
-        value[odd], valid[odd] = _nanoseconds_slowly(texts[odd])
+def nanoseconds(texts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Decimal microseconds as bytes or msgspec.Raw -> (int64 ns, whether each was a number); never through a float."""
+    flat = np.frombuffer(b"\0".join(texts) + b"\0", np.uint8)
+    end = np.flatnonzero(flat == 0)
+    value, valid = np.zeros(len(texts), np.int64), np.zeros(len(texts), bool)
+    if len(end) == len(texts):
+        valid, shape = _plain(flat, end)
+        for one in distinct(shape[valid]):
+            rows = np.flatnonzero(valid & (shape == one))
+            value[rows] = _digits(flat, end[rows], *divmod(int(one), 64))
+    for odd in np.flatnonzero(~valid):
+        value[odd], valid[odd] = _nanoseconds_slowly(bytes(texts[odd]))
     return value, valid
+
+
+def _plain(flat: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which texts are digits with at most one point and three decimals, and 64 x whole digits + decimals of each."""
+    length = np.diff(end, prepend=-1) - 1
+    points = np.flatnonzero(flat == ord("."))
+    of = np.searchsorted(end, points)
+    decimals, many = np.zeros(len(end), np.int64), np.bincount(of, minlength=len(end))
+    decimals[of] = end[of] - points - 1
+    other = np.flatnonzero(((flat < ord("0")) | (flat > ord("9"))) & (flat != 0) & (flat != ord(".")))
+    odd = np.bincount(np.searchsorted(end, other), minlength=len(end))
+    whole = length - decimals - many
+    return (odd == 0) & (many <= 1) & (decimals <= 3) & (whole > 0) & (whole <= 16), 64 * whole + decimals
+
+
+def _digits(flat: np.ndarray, end: np.ndarray, whole: int, decimals: int) -> np.ndarray:
+    """The texts that end at `end` and have that many digits before and after the point, x 1000."""
+    value: np.ndarray = np.zeros(len(end), np.int64)
+    start = end - whole - decimals - (decimals > 0)
+    for i in [*range(whole), *range(whole + 1, whole + 1 + decimals)]:
+        value *= 10
+        value += flat[start + i] - ord("0")
+    return value * 10 ** (3 - decimals)
 
 
 def _nanoseconds_slowly(text: bytes) -> tuple[int, bool]:
@@ -243,7 +260,7 @@ def _host_kinds(columns: _Columns, cats: np.ndarray, names: pd.Categorical) -> p
     """Old traces write ProfilerStep#N as an operator: it is an annotation."""
     kinds = columns.category("cat", cats, lambda c: HOST.get(c, ""))
     step = np.array([n.startswith("ProfilerStep#") for n in names.categories])[names.codes]
-    return pd.Categorical(np.where(step, "annotation", np.asarray(kinds, object)))
+    return pd.Categorical(np.where(step, "annotation", np.asarray(kinds, object))) if step.any() else kinds
 
 
 def _api(columns: _Columns) -> tuple[pd.DataFrame, np.ndarray]:

@@ -8,11 +8,11 @@ from typing import BinaryIO
 
 from ling_prof.errors import TraceError
 
-PIECE = 4 << 20
+PIECE = 8 << 20
 
 
 def pieces(path: Path, progress: Callable[[float], None] = lambda _: None) -> Iterator[bytes]:
-    """The unwrapped content in pieces of about 4 MB; `progress` is told the share of the file read.
+    """The unwrapped content in pieces of at most 8 MB; `progress` is told the share of the file read.
 
     Raises TraceError for a cut or damaged wrapper.
     """
@@ -46,7 +46,7 @@ def _gunzip(path: Path, file: BinaryIO) -> Iterator[bytes]:
     inflate, members, data = zlib.decompressobj(31), 0, b""
     while data or (data := file.read(PIECE)):
         try:
-            piece = inflate.decompress(data, 4 * PIECE)
+            piece = inflate.decompress(data, PIECE)
         except zlib.error as error:
             if members and not inflate.unconsumed_tail:
                 return
