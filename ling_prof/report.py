@@ -165,6 +165,7 @@ def summary(view: View) -> dict[str, Any]:
         "rounds": view.n_rounds,
         "left_out": [f"{n} step(s): {why}" for why, n in view.steps.table["note"].value_counts().items() if why],
         "wall_ns": _spread(per_round["wall"]),
+        "tpot_ns": _spread(per_round["wall"] / view.options.accept_length),
         "overlapped_ns": _spread(per_round["overlapped"]),
     }
     for key, names, prefix in (("ledger", CLASSES, ""), ("host_bound", HOST_PARTS, "host_"), ("roles", ROLES, "role_")):

@@ -15,6 +15,7 @@ import pandas as pd
 from ling_prof.errors import Missing, UserError
 from ling_prof.load import calls
 from ling_prof.ops import Ops, thread_keys
+from ling_prof.period import find_period, repeats
 
 PREFILL, DECODE = "prefill", "decode"
 FOCUS = {PREFILL: (PREFILL,), DECODE: (DECODE, "draft", "verify", "extend", "step")}
@@ -30,7 +31,6 @@ READ_BACK = re.compile(r"DtoH|DeviceToHost|Device -> (Host|Pinned|Pageable)")
 SAMPLING = re.compile(r"argmax|sampl|multinomial", re.I)
 WARM_UP, PAUSE = 1.5, 10
 NEARLY = 0.9  # of a period makes a last step
-NEIGHBOURS = 8  # equal ops on both sides that let one differing op pass as the same step
 COLUMNS = ("phase", "name", "device", "start", "end", "round", "note", "kernels", "extra_kernels")
 
 
@@ -286,7 +286,7 @@ def _rotation(ops: Ops, main: np.ndarray, begin: int, period: int, count: int) -
 
 
 def _run_end(tokens: np.ndarray, begin: int, period: int) -> int:
-    differs = np.flatnonzero(~_same(tokens[begin:], period))
+    differs = np.flatnonzero(~repeats(tokens[begin:], period))
     return begin + period + int(differs[0]) if len(differs) else len(tokens)
 
 
@@ -299,54 +299,6 @@ def _first_like(names: np.ndarray, begin: int, step: np.ndarray) -> int | None:
         if (names[i + 1 : i + 1 + len(want)] == want).all():
             return i
     return 0
-
-
-def find_period(tokens: np.ndarray) -> tuple[int, int, int] | None:
-    """The repetition that covers most of `tokens`: (first index, period, whole periods), or None below two periods.
-
-    Candidates are the commonest distances between equal tokens; each is tested by comparing the sequence with
-    itself, shifted. Of those that cover about as much, the shortest wins.
-    """
-    best: list[tuple[int, int, int]] = []
-    for period in _distances(tokens):
-        same = np.r_[False, _same(tokens, period), False]
-        edges = np.flatnonzero(np.diff(same.astype(np.int8)))
-        begins, lengths = edges[::2], edges[1::2] - edges[::2]
-        if len(lengths) and lengths.max() >= period:
-            i = int(lengths.argmax())
-            best.append((int(lengths[i]) + period, period, int(begins[i])))
-    if not best:
-        return None
-    most = max(best)[0]
-    cover, period, begin = min((b for b in best if b[0] >= 0.9 * most), key=lambda b: b[1])
-    return begin, period, cover // period
-
-
-def _same(tokens: np.ndarray, period: int) -> np.ndarray:
-    """Where tokens[i] repeats at i + period; a lone differing op amid equal ones passes."""
-    same = tokens[:-period] == tokens[period:]
-    differs = np.r_[-NEIGHBOURS, np.flatnonzero(~same), len(same) + NEIGHBOURS]
-    lone = (np.diff(differs)[:-1] > NEIGHBOURS) & (np.diff(differs)[1:] > NEIGHBOURS)
-    same[differs[1:-1][lone]] = True
-    return same
-
-
-def _distances(tokens: np.ndarray, most: int = 48) -> list[int]:
-    order = np.argsort(tokens, kind="stable")
-    gaps = np.diff(order)[np.diff(tokens[order]) == 0]
-    owner = tokens[order][1:][np.diff(tokens[order]) == 0]
-    pairs, counts = np.unique(np.stack([owner, gaps]), axis=1, return_counts=True)
-    if not counts.size:
-        return []
-    # Each token votes once for its commonest distance and once for its largest repeated one.
-    votes: dict[int, int] = {}
-    for token in np.unique(owner):
-        mine = pairs[0] == token
-        repeated = pairs[1][mine & (counts > 1)]
-        for distance in {int(pairs[1][mine][counts[mine].argmax()]), *map(int, repeated[-1:])}:
-            votes[distance] = votes.get(distance, 0) + 1
-    ranked = sorted(votes, key=lambda d: (-votes[d], d))
-    return [d for d in ranked[:most] if d < len(tokens)]
 
 
 def _regular(ops: Ops, starts: np.ndarray, end: int, prefill: bool = False) -> list[Mark]:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from timelines import Recording
 
-from ling_prof.steps import WHOLE, _rounds, find_period
+from ling_prof.period import find_period
+from ling_prof.steps import WHOLE, _rounds
 from ling_prof.view import Options, view
 
 

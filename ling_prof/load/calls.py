@@ -25,6 +25,11 @@ RECORD_KIND = {
 GRAPH_LAUNCH = re.compile(r"^(cuda|cu|hip)GraphLaunch")
 
 
+def bare_name(name: str) -> str:
+    """A CUDA call without its suffixes: cudaLaunchKernel_ptsz_v7000 -> cudaLaunchKernel."""
+    return re.sub(r"(_ptsz|_ptds|_v\d+)+$", "", name)
+
+
 def _kind(name: str) -> str:
     return next((kind for kind, pattern in BLOCKING.items() if pattern.match(name)), "")
 

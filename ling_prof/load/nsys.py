@@ -1,15 +1,10 @@
 """Nsight Systems .sqlite (every exported schema) and .nsys-rep -> Trace. Opens the file read-only; sorts for itself."""
 
 import glob
-import re
 import shutil
-import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from functools import cached_property
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from ling_prof.errors import Missing, TraceError
-from ling_prof.load.calls import record_kinds, sync_kinds
-from ling_prof.load.kineto import bare_name
+from ling_prof.load.calls import bare_name, record_kinds, sync_kinds
+from ling_prof.load.database import Database, database, labelled
 from ling_prof.load.stream import pieces
 from ling_prof.trace import Trace, early_note, find_launches, nest, sort_rows, table, without_corrupt
 
@@ -40,7 +35,6 @@ MEMORY = {0: "pageable", 1: "pinned", 2: "device", 3: "array", 4: "managed"}
 SYNC_KIND = {1: "event", 2: "stream_wait", 3: "stream", 4: "device"}
 RANGES = (59, 60, 70, 71)  # push/pop and start/end, present and older numbering
 THREAD = 0xFFFFFF
-ROWS = 50_000
 Progress = Callable[[float], None]
 RECORD = "record with nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --cuda-graph-trace=node"
 PLACES = (
@@ -95,113 +89,13 @@ def read(path: Path, progress: Progress = lambda _: None) -> Trace:
         return _read(path, Path(plain.name), progress)
 
 
-@contextmanager
-def _database(path: Path, file: Path) -> Iterator["_Db"]:
-    uri = file.absolute().as_uri() + "?mode=ro&immutable=1"
-    try:
-        with closing(sqlite3.connect(uri, uri=True)) as connection:
-            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-            yield _Db(path, connection)
-    except sqlite3.DatabaseError as error:
-        raise TraceError(path, f"the SQLite file is damaged ({error})", "export it again from its .nsys-rep") from None
-
-
-class _Db:
-    """Queries by column name over tables that may be absent and columns that may not exist in this schema."""
-
-    def __init__(self, path: Path, connection: sqlite3.Connection):
-        self.path, self.connection = path, connection
-        names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
-        self.columns = {name: {row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')} for name in names}
-        self._strings: dict[int, str] | None = None
-
-    def has(self, name: str) -> bool:
-        return name in self.columns and self.connection.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone() is not None
-
-    def integers(self, name: str, wanted: dict[str, str], where: str = "") -> dict[str, np.ndarray]:
-        """Columns (result name -> SQL over columns) as int64 arrays; NULL, and what this schema lacks, become -1.
-
-        Raises TraceError when it lacks a column without which nothing can be said.
-        """
-        select = [f"COALESCE({self._known(name, key, sql)}, -1)" for key, sql in wanted.items()]
-        rows = self.connection.execute(f"SELECT COUNT(*) FROM {name} {where}").fetchone()[0]
-        out = {key: np.empty(rows, np.int64) for key in wanted}
-        cursor, at = self.connection.execute(f"SELECT {', '.join(select)} FROM {name} {where}"), 0
-        while some := cursor.fetchmany(ROWS):
-            block = np.fromiter(chain.from_iterable(some), np.int64, len(some) * len(wanted)).reshape(len(some), -1)
-            for i, column in enumerate(out.values()):
-                column[at : at + len(some)] = block[:, i]
-            at += len(some)
-        return out
-
-    def _known(self, name: str, key: str, sql: str) -> str:
-        """`sql` with the columns this schema lacks as NULL."""
-        lacks = sorted(set(re.findall(r"[a-z]\w*", sql)) - self.columns[name])
-        if lacks and key in REQUIRED:
-            found = f"table {name} has no column {', '.join(lacks)} (schema {self.schema or 'unknown'})"
-            remedy = "export it again with nsys export --type sqlite, and report this schema if it is a new one"
-            raise TraceError(self.path, found, remedy)
-        return re.sub(r"[a-z]\w*", lambda word: "NULL" if word[0] in lacks else word[0], sql)
-
-    @cached_property
-    def gpu_of(self) -> dict[tuple[int, int], int]:
-        """(process, CUDA ordinal as it saw it) -> GPU of the machine; empty where the file does not say."""
-        if not {"gpuId", "cudaId", "pid"} <= self.columns.get("TARGET_INFO_CUDA_DEVICE", set()):
-            return {}
-        rows = self.rows("SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE WHERE gpuId IS NOT NULL")
-        return {(int(pid or 0), int(cuda)): int(gpu) for pid, cuda, gpu in rows}
-
-    @cached_property
-    def ordinals_clash(self) -> bool:
-        """Whether processes of CUDA_VISIBLE_DEVICES call different GPUs by the same number."""
-        pairs = {(cuda, gpu) for (_, cuda), gpu in self.gpu_of.items()}
-        return len(pairs) > len({cuda for cuda, _ in pairs})
-
-    def device(self, pid: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
-        """The program's own device number, or the machine's where processes disagree on what theirs mean."""
-        if not self.ordinals_clash:
-            return ordinal
-        pairs, codes = np.unique(np.stack([pid, ordinal]), axis=1, return_inverse=True)
-        return np.array([self.gpu_of.get((int(p), int(o)), int(o)) for p, o in pairs.T])[codes.ravel()]
-
-    @property
-    def schema(self) -> str:
-        return self.meta("EXPORT_SCHEMA_VERSION")
-
-    def meta(self, key: str) -> str:
-        """A value of the export's own table; '' where the file does not say."""
-        for name in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-            if {"name", "value"} <= self.columns.get(name, set()):
-                rows = self.rows(f"SELECT value FROM {name} WHERE name = '{key}'")
-                return str(rows[0][0]) if rows else ""
-        return ""
-
-    def rows(self, query: str) -> list[tuple]:
-        return self.connection.execute(query).fetchall()
-
-    def strings(self, ids: np.ndarray, rename=lambda value: value) -> pd.Categorical:
-        """String ids as a Categorical; an id StringIds lacks becomes '[unknown]'."""
-        if self._strings is None:
-            self._strings = dict(self.rows("SELECT id, value FROM StringIds")) if "StringIds" in self.columns else {}
-        unique, codes = np.unique(ids, return_inverse=True)
-        return labelled([rename(self._strings.get(int(i), "[unknown]")) for i in unique], codes)
-
-
-def labelled(labels: Sequence[str], codes: np.ndarray) -> pd.Categorical:
-    """codes -> labels as a Categorical; equal labels are merged."""
-    if not len(labels):
-        return pd.Categorical([], categories=[""])
-    merged, categories = pd.factorize(np.array(labels, object))
-    return pd.Categorical.from_codes(merged[codes], categories=pd.Index(categories, dtype=str))
-
-
 def _coded(table_of: dict[int, str], values: np.ndarray) -> pd.Categorical:
     unique, codes = np.unique(values, return_inverse=True)
     return labelled([table_of.get(int(v), "") for v in unique], codes)
 
 
 def _read(path: Path, file: Path, progress: Progress) -> Trace:
-    with _database(path, file) as db:
+    with database(path, file) as db:
         if not db.columns:
             raise TraceError(path, "an empty SQLite file", "export it again: nsys export --type sqlite FILE.nsys-rep")
         if "StringIds" not in db.columns and KERNEL not in db.columns:
@@ -214,7 +108,7 @@ def _read(path: Path, file: Path, progress: Progress) -> Trace:
         return _build(path, db, progress)
 
 
-def _build(path: Path, db: _Db, progress: Progress) -> Trace:
+def _build(path: Path, db: Database, progress: Progress) -> Trace:
     mode = _graph_mode(db)
     frames: dict[str, pd.DataFrame | None] = {}
     for i, (name, (source, make)) in enumerate(TABLES.items()):
@@ -276,10 +170,9 @@ SOURCES = (
 SPAN = {"start": "start", "end": "end"}
 COMMON = {**SPAN, "device": "deviceId", "stream": "streamId", "corr": "correlationId", "gpid": "globalPid"}
 THREADED = {**SPAN, "gtid": "globalTid"}
-REQUIRED = {"start", "end", "device"}
 
 
-def _gpu(db: _Db, frames: dict[str, pd.DataFrame | None]) -> pd.DataFrame:
+def _gpu(db: Database, frames: dict[str, pd.DataFrame | None]) -> pd.DataFrame:
     api = frames["api"]
     parts = [_activity(db, source) for source in SOURCES if db.has(source.name)]
     if not parts:
@@ -307,7 +200,7 @@ def _concat(parts: list[pd.DataFrame]) -> pd.DataFrame:
     return table("gpu", **columns)
 
 
-def _activity(db: _Db, source: _Source) -> pd.DataFrame:
+def _activity(db: Database, source: _Source) -> pd.DataFrame:
     raw = db.integers(source.name, COMMON | source.columns)
     rows = len(raw["start"])
     pid = (raw.pop("gpid") >> 24) & THREAD
@@ -326,7 +219,7 @@ def _activity(db: _Db, source: _Source) -> pd.DataFrame:
     )
 
 
-def _kernel(db: _Db, raw: dict[str, np.ndarray]) -> dict[str, object]:
+def _kernel(db: Database, raw: dict[str, np.ndarray]) -> dict[str, object]:
     shapes = {key: _shape(raw.pop(key)) for key in ("grid", "block")}
     return {"name": db.strings(raw.pop("name")), "regs": raw.pop("regs"), "smem": raw.pop("smem"), **shapes}
 
@@ -338,7 +231,7 @@ def _shape(packed: np.ndarray) -> pd.Categorical:
     )
 
 
-def _memcpy(db: _Db, raw: dict[str, np.ndarray]) -> dict[str, object]:
+def _memcpy(db: Database, raw: dict[str, np.ndarray]) -> dict[str, object]:
     kind = _coded(COPY_KIND, raw["copy"])
     return {
         "name": kind.rename_categories([f"Memcpy {c}".strip() for c in kind.categories]),
@@ -349,12 +242,12 @@ def _memcpy(db: _Db, raw: dict[str, np.ndarray]) -> dict[str, object]:
     }
 
 
-def _memset(db: _Db, raw: dict[str, np.ndarray]) -> dict[str, object]:
+def _memset(db: Database, raw: dict[str, np.ndarray]) -> dict[str, object]:
     name = pd.Categorical.from_codes(np.zeros(len(raw["start"]), np.int8), categories=["Memset"])
     return {"name": name, "bytes": raw["bytes"], "dst_mem": _coded(MEMORY, raw["dst"])}
 
 
-def _whole_graph(db: _Db, raw: dict[str, np.ndarray]) -> dict[str, object]:
+def _whole_graph(db: Database, raw: dict[str, np.ndarray]) -> dict[str, object]:
     unique, codes = np.unique(raw["exec"], return_inverse=True)
     return {"name": labelled([f"CUDA graph {i} (opaque)" for i in unique], codes)}
 
@@ -370,7 +263,7 @@ def _spans(raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"start": raw["start"], "end": np.maximum(raw["end"], raw["start"])}
 
 
-def _api(db: _Db) -> pd.DataFrame:
+def _api(db: Database) -> pd.DataFrame:
     raw = db.integers(RUNTIME, {**THREADED, "corr": "correlationId", "name": "nameId", "ret": "returnValue"})
     names = db.strings(raw.pop("name"), bare_name)
     frame = table(
@@ -385,7 +278,7 @@ def _api(db: _Db) -> pd.DataFrame:
     return sort_rows(frame)[0]
 
 
-def _nvtx(db: _Db) -> pd.DataFrame:
+def _nvtx(db: Database) -> pd.DataFrame:
     """Closed push/pop and start/end ranges; a range still open when recording stopped has no end and is left out."""
     where = f"WHERE eventType IN {RANGES} AND end IS NOT NULL"
     raw = db.integers("NVTX_EVENTS", {**THREADED, "name": "textId"}, where)
@@ -400,7 +293,7 @@ def _nvtx(db: _Db) -> pd.DataFrame:
     return nest(frame)
 
 
-def _overhead(db: _Db) -> pd.DataFrame:
+def _overhead(db: Database) -> pd.DataFrame:
     for name in ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"):
         if db.has(name):
             raw = db.integers(name, {**THREADED, "name": "nameId"})
@@ -410,7 +303,7 @@ def _overhead(db: _Db) -> pd.DataFrame:
     return table("overhead")
 
 
-def _sync(db: _Db, frames: dict[str, pd.DataFrame | None]) -> pd.DataFrame:
+def _sync(db: Database, frames: dict[str, pd.DataFrame | None]) -> pd.DataFrame:
     wanted = {
         "type": "syncType",
         "stream": "streamId",
@@ -429,13 +322,13 @@ def _sync(db: _Db, frames: dict[str, pd.DataFrame | None]) -> pd.DataFrame:
     )[0]
 
 
-def _capture(db: _Db) -> pd.DataFrame:
+def _capture(db: Database) -> pd.DataFrame:
     wanted = {"time": "start", "gtid": "globalTid", "node": "graphNodeId", "original": "originalGraphNodeId"}
     raw = db.integers("CUDA_GRAPH_NODE_EVENTS", wanted, "ORDER BY start")
     return table("capture", **_threads(raw.pop("gtid")), **raw)
 
 
-def _graph_mode(db: _Db) -> str:
+def _graph_mode(db: Database) -> str:
     """'node', 'graph', or '' where the file does not say."""
     if "META_DATA_CAPTURE" not in db.columns:
         return ""
@@ -443,14 +336,14 @@ def _graph_mode(db: _Db) -> str:
     return str(rows[0][0]).lower() if rows else ""
 
 
-def _epoch(db: _Db) -> int:
+def _epoch(db: Database) -> int:
     if "utcEpochNs" not in db.columns.get("TARGET_INFO_SESSION_START_TIME", ()):
         return 0
     rows = db.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
     return int(rows[0][0]) if rows and rows[0][0] else 0
 
 
-def _devices(db: _Db) -> dict[int, str]:
+def _devices(db: Database) -> dict[int, str]:
     """Device number, as in gpu.device -> GPU name."""
     if not {"id", "name"} <= db.columns.get("TARGET_INFO_GPU", set()):
         return {}
@@ -460,7 +353,7 @@ def _devices(db: _Db) -> dict[int, str]:
     return {cuda: names[gpu] for (_, cuda), gpu in db.gpu_of.items() if gpu in names}
 
 
-def _lock(db: _Db, mode: str) -> dict[str, object]:
+def _lock(db: Database, mode: str) -> dict[str, object]:
     lock: dict[str, object] = {"cuda_graph_trace": mode, "schema": db.schema, "nsys": db.meta("EXPORT_PRODUCT_VERSION")}
     if "TARGET_INFO_SYSTEM_ENV" in db.columns:
         rows = db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'CudaDriverVersion'")
@@ -468,7 +361,7 @@ def _lock(db: _Db, mode: str) -> dict[str, object]:
     return {key: value for key, value in lock.items() if value}
 
 
-def _missing(db: _Db, mode: str) -> dict[str, Missing]:
+def _missing(db: Database, mode: str) -> dict[str, Missing]:
     def absent(name: str) -> str:
         return (
             "none was recorded" if name in db.columns else f"the file has no table {name}: not traced, or none happened"
@@ -512,7 +405,7 @@ def _lacks(frames: dict[str, pd.DataFrame | None], mode: str) -> dict[str, Missi
     return lacks
 
 
-TABLES: dict[str, tuple[str | None, Callable[[_Db, dict], pd.DataFrame]]] = {
+TABLES: dict[str, tuple[str | None, Callable[[Database, dict], pd.DataFrame]]] = {
     "api": (RUNTIME, lambda db, _: _api(db)),
     "gpu": (None, _gpu),
     "host": ("NVTX_EVENTS", lambda db, _: _nvtx(db)),

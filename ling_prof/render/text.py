@@ -91,6 +91,12 @@ def ledger(summary: dict[str, Any]) -> RenderableType:
     table.add_section()
     more = [show_time(goal), "100.0"] if calibrated else []
     table.add_row("wall", show_time(wall["mean"]), "100.0", show_time(wall["p50"]), show_time(wall["p99"]), *more, "")
+    if summary["tpot_ns"] != wall:
+        tpot = summary["tpot_ns"]
+        blank = [""] * len(extra)
+        table.add_row(
+            "per token", show_time(tpot["mean"]), "", show_time(tpot["p50"]), show_time(tpot["p99"]), *blank, ""
+        )
     over = summary["overlapped_ns"]["mean"]
     note = (
         [Text(f"besides: {show_time(over)} in which kernels ran beside an earlier one (not counted twice)")]
