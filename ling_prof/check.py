@@ -22,6 +22,8 @@ def parse_limits(texts: list[str]) -> dict[str, int]:
 def judge(report: Report, limits: dict[str, int]) -> list[dict[str, Any]]:
     """One row per device and limit: {"device", "class", "mean_ns", "limit_ns", "ok", "sentence"}. With an unprofiled
     TPOT the calibrated step is judged."""
+    if not report["summary"]:
+        raise UserError(f"{report['trace']['path']}: no GPU activity to judge.")
     rows = []
     for summary in report["summary"]:
         classes = summary.get("calibrated", summary["ledger"])

@@ -297,7 +297,7 @@ def record(
     """Runs a command under Nsight Systems with the right flags, then reports: ling-prof record -- python decode.py"""
     from ling_prof.record import nsys
 
-    report(nsys(context.args, output, range_, api_range), as_json=as_json)
+    report(nsys(context.args, output, range_, api_range, quiet=as_json), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ from ling_prof.steps import WHOLE
 from ling_prof.trace import SCHEMA, Trace
 from ling_prof.view import Options, view
 
-NSYS = "nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --cuda-graph-trace=node -o decode CMD"
-
 
 def examine(trace: Trace) -> dict[str, Any]:
     """{"holds": [{table, rows, detail}], "lacks": [{what, why, remedy}], "notes", "lock"}: plain data."""

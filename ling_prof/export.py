@@ -10,7 +10,7 @@ import pandas as pd
 from ling_prof.analyses import ANALYSES, run
 from ling_prof.errors import Missing, UserError
 from ling_prof.trace import SCHEMA, Trace
-from ling_prof.view import Options, view
+from ling_prof.view import Options, views
 
 KINDS = ("parquet", "csv")
 
@@ -20,10 +20,10 @@ def export(trace: Trace, folder: Path, kind: str, options: Options = Options()) 
 
     Returns the file names. Raises UserError when the folder exists or cannot be made; leaves nothing half-written.
     """
-    if folder.exists():
-        raise UserError(f"{folder} exists already; name a folder that does not.")
     frames = {name: trace.table(name) for name in SCHEMA if trace.has(name)} | _analyses(trace, options)
     try:
+        if folder.exists():
+            raise UserError(f"{folder} exists already; name a folder that does not.")
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     except OSError as error:
@@ -46,13 +46,16 @@ def _umask() -> int:
 
 
 def _analyses(trace: Trace, options: Options) -> dict[str, pd.DataFrame]:
-    out = {}
-    for name in ANALYSES:
-        try:
-            out[f"analysis_{name}"] = run(name, view(trace, options))
-        except Missing:
-            continue
-    return out
+    """The rows of every analysis that answers, of all devices that worked (or the chosen one)."""
+    rows: dict[str, list[pd.DataFrame]] = {}
+    for seen in views(trace, options) if trace.has("gpu") else ():
+        for name in ANALYSES:
+            try:
+                frame = run(name, seen)
+            except Missing:
+                continue
+            rows.setdefault(f"analysis_{name}", []).append(frame.assign(device=seen.ops.device))
+    return {name: pd.concat(frames, ignore_index=True) for name, frames in rows.items()}
 
 
 def _write(frame: pd.DataFrame, path: Path, kind: str) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 
 from ling_prof import intervals as iv
 from ling_prof.intervals import distinct
-from ling_prof.ops import thread_keys
-from ling_prof.trace import Trace
+from ling_prof.roles import layer_kind
+from ling_prof.trace import Trace, thread_keys
 
 LIBRARY = re.compile(
     r"^(torch|triton|multiprocessing|threading|contextlib|functools|concurrent|asyncio|typing|enum|abc|re|copy|weakref|runpy)[/.]|^<"
@@ -81,15 +81,23 @@ class Host:
         return self._innermost[thread]
 
     def _find_innermost(self, thread: int) -> tuple[np.ndarray, np.ndarray]:
-        mine = np.flatnonzero(self._keys == thread)
-        start, end = self.table["start"].to_numpy()[mine], self.table["end"].to_numpy()[mine]
-        depth, parent = self.depth[mine], self.parent[mine]
-        time = np.r_[end, start]
-        # At one time ends come first, inner before outer; then starts, outer before inner.
-        order = np.lexsort((np.r_[-depth, depth], np.r_[np.zeros(len(mine)), np.ones(len(mine))], time))
-        time, row = time[order], np.r_[parent, mine][order]
-        last = np.r_[time[1:] != time[:-1], True] if len(time) else np.empty(0, bool)
-        return time[last], row[last]
+        """The latest-started row still open at each time: rows may cross, so what has ended can lie under it."""
+        start, end = self.table["start"].to_numpy(), self.table["end"].to_numpy()
+        mine = np.flatnonzero((self._keys == thread) & (end > start))
+        mine = mine[np.lexsort((-end[mine], start[mine]))]
+        times = distinct(np.r_[start[mine], end[mine]])
+        begins = np.searchsorted(start[mine], times, "right").tolist()
+        closes, opened = end[mine].tolist(), 0
+        rows: list[int] = []
+        stack: list[int] = []
+        for time, upto in zip(times.tolist(), begins, strict=True):
+            while stack and closes[stack[-1]] <= time:
+                stack.pop()
+            stack.extend(range(opened, upto))
+            opened = upto
+            rows.append(stack[-1] if stack else -1)
+        found = np.array(rows, np.int64)
+        return times, np.where(found >= 0, mine[found], -1) if len(mine) else found
 
     def at(self, thread: np.ndarray, time: np.ndarray) -> np.ndarray:
         """For each (thread key, time) the innermost host row; -1 where the thread is in none."""
@@ -115,13 +123,14 @@ class Host:
         return out
 
     def site(self, row: int) -> str:
-        """'aten::item < f (file.py:12) < g (file.py:3)': the operator, then the nearest functions of the user's own."""
+        """'aten::item < f (file.py:12) < g (file.py:3)': the operator, then the nearest functions of the user's own, or
+        else the innermost range, its numbers replaced by N."""
         chain = self.chain(row)
         kinds = [self.kinds[r] for r in chain]
         operators = [self.name(r) for r, k in zip(chain, kinds, strict=True) if k == "op"]
         public = [n for n in operators if not n.split("::")[-1].startswith("_")]
         own = [place(self.name(r)) for r in chain if self.is_own[r]][:DEPTH]
-        named = [self.name(r) for r, k in zip(chain, kinds, strict=True) if k in ("annotation", "nvtx")][:1]
+        named = [layer_kind(self.name(r)) for r, k in zip(chain, kinds, strict=True) if k in ("annotation", "nvtx")][:1]
         return " < ".join([*(public or operators)[:1], *(own or named)])
 
     def stack(self, row: int) -> list[str]:

@@ -7,10 +7,11 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from ling_prof import intervals as iv
+from ling_prof.calls import GRAPH_LAUNCH, matching
 from ling_prof.errors import UserError
-from ling_prof.load.calls import GRAPH_LAUNCH, matching
 from ling_prof.roles import ROLES, roles
-from ling_prof.trace import Trace
+from ling_prof.trace import Trace, thread_key
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 COPY_NAME = re.compile(r"^(memcpy\d*_post|Memcpy|Memset|CopyHost|CopyDevice)", re.I)
@@ -26,6 +27,11 @@ class Ops:
 
     def _column(self, name: str) -> np.ndarray:
         return self.trace.gpu[name].to_numpy()[self.row]
+
+    def text(self, name: str) -> np.ndarray:
+        """A category column of trace.gpu as strings."""
+        values = self.trace.gpu[name].array
+        return np.asarray(values.categories, object)[values.codes[self.row]]
 
     def __len__(self) -> int:
         return len(self.row)
@@ -51,15 +57,11 @@ class Ops:
 
     @cached_property
     def is_kernel(self) -> np.ndarray:
-        return self._text("kind") == "kernel"
+        return self.text("kind") == "kernel"
 
     @cached_property
     def is_opaque(self) -> np.ndarray:
-        return self._text("kind") == "graph"
-
-    def _text(self, name: str) -> np.ndarray:
-        values = self.trace.gpu[name].array
-        return np.asarray(values.categories, object)[values.codes[self.row]]
+        return self.text("kind") == "graph"
 
     @cached_property
     def role(self) -> np.ndarray:
@@ -94,7 +96,7 @@ class Ops:
     @cached_property
     def thread(self) -> np.ndarray:
         """Key of the launching thread, as made by `thread_keys`; -1 where unknown."""
-        return np.where(self.launch >= 0, (self._of_launch("pid") << 32) + self._of_launch("tid"), -1)
+        return np.where(self.launch >= 0, thread_key(self._of_launch("pid"), self._of_launch("tid")), -1)
 
     @cached_property
     def graph_launch(self) -> np.ndarray:
@@ -106,18 +108,26 @@ class Ops:
 
     @cached_property
     def later_node(self) -> np.ndarray:
-        """Whether the op is not the first to start of its graph launch."""
+        """Whether the op is not the first to start of its graph launch, on any stream or device."""
         inside = np.flatnonzero(self.graph_launch >= 0)
-        _, first = np.unique(self.graph_launch[inside], return_index=True)
+        of_launch = pd.Series(np.arange(len(self.trace.gpu))).groupby(self.trace.gpu["api_row"].to_numpy()).first()
         later = np.zeros(len(self), bool)
-        later[inside] = True
-        later[inside[first]] = False
+        later[inside] = self.row[inside] != of_launch.reindex(self.graph_launch[inside]).to_numpy()
         return later
 
+    @cached_property
+    def elsewhere(self) -> iv.Union:
+        """When other streams of the device were busy; empty unless one stream was chosen."""
+        gpu = self.trace.gpu
+        others = gpu[(gpu["device"] == self.device) & ~gpu.index.isin(self.row)]
+        return iv.union(others["start"].to_numpy(), others["end"].to_numpy())
 
-def thread_keys(frame: pd.DataFrame) -> np.ndarray:
-    """One int64 per row of api or host that tells threads of all processes apart."""
-    return (frame["pid"].to_numpy() << 32) + frame["tid"].to_numpy()
+    @cached_property
+    def own_calls(self) -> np.ndarray:
+        """Rows of trace.api made by the processes that launched on this device; all where that is unknown."""
+        pid = self.trace.api["pid"].to_numpy()
+        own = pid[iv.distinct(self.launch[self.launch >= 0])]
+        return np.isin(pid, own) if len(own) else np.ones(len(pid), bool)
 
 
 def devices(trace: Trace) -> list[int]:

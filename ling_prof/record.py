@@ -1,6 +1,7 @@
 """Recording a decode loop: under Nsight Systems from the command line, or with torch.profiler from Python."""
 
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -11,32 +12,39 @@ from ling_prof.load.nsys import find_nsys
 FLAGS = ("--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node", "--force-overwrite=true")
 
 
-def nsys(command: list[str], output: Path, nvtx_range: str | None = None, profiler_api: bool = False) -> Path:
-    """Runs `command` under nsys profile and returns the .nsys-rep.
+def nsys(
+    command: list[str], output: Path, nvtx_range: str | None = None, profiler_api: bool = False, quiet: bool = False
+) -> Path:
+    """Runs `command` under nsys profile and returns the .nsys-rep; `quiet` sends what it prints to stderr.
 
-    Raises UserError when no nsys is found, nothing is given to run, or the run leaves no recording.
+    Raises UserError when no nsys is found, nothing is given to run, the command fails, or no recording is left.
     """
     if not command:
         raise UserError("nothing to record; give a command after --: ling-prof record -- python decode.py.")
     program = find_nsys()
     if not program:
-        raise UserError(
-            "no nsys on PATH or in a CUDA install; install Nsight Systems, or record from Python with "
-            "ling_prof.record.profile."
-        )
-    output = output.with_suffix(".nsys-rep")
-    scope: tuple[str, ...] = ("--capture-range=cudaProfilerApi", "--capture-range-end=stop") if profiler_api else ()
-    if nvtx_range:
-        scope = (
-            "--capture-range=nvtx",
-            f"--nvtx-capture={nvtx_range}",
-            "--capture-range-end=stop",
-            "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
-        )
-    done = subprocess.run([program, "profile", *FLAGS, *scope, f"--output={output}", *command])
-    if not output.exists():
+        remedy = "install Nsight Systems, or record from Python with ling_prof.record.profile"
+        raise UserError(f"no nsys on PATH or in a CUDA install; {remedy}.")
+    output = output if output.suffix == ".nsys-rep" else output.with_name(output.name + ".nsys-rep")
+    before = _changed(output)
+    arguments = [program, "profile", *FLAGS, *_scope(nvtx_range, profiler_api), f"--output={output}", *command]
+    done = subprocess.run(arguments, stdout=sys.stderr if quiet else None)
+    if _changed(output) == before:
         raise UserError(f"nsys left no recording (exit code {done.returncode}); its own message stands above.")
+    if done.returncode:
+        raise UserError(f"the command failed (exit code {done.returncode}); what was recorded lies in {output}.")
     return output
+
+
+def _changed(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _scope(nvtx_range: str | None, profiler_api: bool) -> tuple[str, ...]:
+    if nvtx_range:
+        names = "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0"  # else only registered strings start a capture
+        return "--capture-range=nvtx", f"--nvtx-capture={nvtx_range}", "--capture-range-end=stop", names
+    return ("--capture-range=cudaProfilerApi", "--capture-range-end=stop") if profiler_api else ()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from ling_prof.analyses.ledger import whole
 from ling_prof.callable_module import make_callable
 from ling_prof.errors import Missing, UserError
 from ling_prof.roles import ROLES
-from ling_prof.steps import NO_STEPS, WHOLE, lost_replays
+from ling_prof.steps import FOCUS, NO_STEPS, WHOLE, lost_replays
 from ling_prof.timeline import CLASSES, HOST_CLASSES, HOST_PARTS
 from ling_prof.trace import Trace
 from ling_prof.view import Options, View, views
@@ -102,42 +102,71 @@ def _cannot(asked: str, missing: Missing) -> dict[str, str]:
 
 def _gaps_in_knowledge(view: View) -> list[dict[str, str]]:
     """What this trace cannot answer although every analysis ran."""
-    trace, out = view.trace, []
-    if view.steps.source == WHOLE:
-        out.append(_cannot("Where does a decode step begin?", NO_STEPS))
-    if view.steps.empty:
-        why = f"{view.steps.empty} of the ranges that mark steps launched no GPU work"
-        remedy = "check that recording covered them, or name other ranges with --steps REGEX"
-        out.append(_cannot("What happened in every marked step?", Missing("those steps", why, remedy)))
-    if lost := len(lost_replays(view.ops)):
-        why = f"{lost} CUDA-graph launches left no GPU activity in the recording: what looks idle then may be busy"
-        remedy = "record fewer steps at once, or start and stop recording between steps"
-        out.append(_cannot("Was the device idle in under-recorded steps?", Missing("their idle time", why, remedy)))
-    if view.ops.is_opaque.any():
-        out.append(
-            _cannot(
-                "Which kernels run inside the CUDA graphs, and where are their gaps?", trace.lacks["gpu.graph_node"]
-            )
-        )
-    if "host.python" in trace.lacks:
-        out.append(_cannot("Which Python function made each call?", trace.lacks["host.python"]))
-    unlinked = int((view.ops.launch < 0).sum())
-    if unlinked:
-        why = f"{unlinked:,} of {len(view.ops):,} ops have no recorded launch"
-        out.append(
-            _cannot(
-                "Why did the gaps before them arise?",
-                Missing("their cause", why, "start recording before the first step, with the CPU side on"),
-            )
-        )
-    if trace.lock.get("world_size", 1) not in (1, None) or (view.ops.role == ROLES.index("all_reduce")).any():
-        skew = Missing(
-            "rank_skew",
-            "one rank's trace does not show how late the others were",
-            "give the traces of all ranks of the same steps",
-        )
-        out.append(_cannot("How much of each collective is waiting for a later rank?", skew))
-    return out
+    checks = (_no_steps, _none_counts, _empty_steps, _lost_graphs, _opaque_graphs, _no_stacks, _unlinked, _one_rank)
+    return [_cannot(*found) for check in checks if (found := check(view))]
+
+
+Gap = tuple[str, Missing] | None
+
+
+def _no_steps(view: View) -> Gap:
+    return ("Where does a decode step begin?", NO_STEPS) if view.steps.source == WHOLE else None
+
+
+def _none_counts(view: View) -> Gap:
+    if len(view.chosen):
+        return None
+    why = "; ".join(_left_out(view)) or f"the recording has no {view.options.focus} step"
+    remedy = "record more steps, or choose others with --focus, --skip or --steps"
+    return f"What does a {view.options.focus} step cost?", Missing("the mean step", why, remedy)
+
+
+def _empty_steps(view: View) -> Gap:
+    why = f"{view.steps.empty} of the ranges that mark steps launched no GPU work"
+    remedy = "check that recording covered them, or name other ranges with --steps REGEX"
+    missing = Missing("those steps", why, remedy)
+    return ("What happened in every marked step?", missing) if view.steps.empty else None
+
+
+def _lost_graphs(view: View) -> Gap:
+    lost = len(lost_replays(view.ops))
+    why = f"{lost} CUDA-graph launches left no GPU activity in the recording: what looks idle then may be busy"
+    remedy = "record fewer steps at once, or start and stop recording between steps"
+    missing = Missing("their idle time", why, remedy)
+    return ("Was the device idle in under-recorded steps?", missing) if lost else None
+
+
+def _opaque_graphs(view: View) -> Gap:
+    if not view.ops.is_opaque.any():
+        return None
+    return "Which kernels run inside the CUDA graphs, and where are their gaps?", view.trace.lacks["gpu.graph_node"]
+
+
+def _no_stacks(view: View) -> Gap:
+    missing = view.trace.lacks.get("host.python")
+    return ("Which Python function made each call?", missing) if missing else None
+
+
+def _unlinked(view: View) -> Gap:
+    count = int((view.ops.launch < 0).sum())
+    why = f"{count:,} of {len(view.ops):,} ops have no recorded launch"
+    missing = Missing("their cause", why, "start recording before the first step, with the CPU side on")
+    return ("Why did the gaps before them arise?", missing) if count else None
+
+
+def _one_rank(view: View) -> Gap:
+    collectives = (view.ops.role == ROLES.index("all_reduce")).any()
+    if view.trace.lock.get("world_size", 1) in (1, None) and not collectives:
+        return None
+    why, remedy = "one rank's trace does not show how late the others were", "give the traces of all ranks"
+    return "How much of each collective is waiting for a later rank?", Missing("rank_skew", why, remedy)
+
+
+def _left_out(view: View) -> list[str]:
+    """The steps of the focus that do not count, by reason."""
+    focus = view.steps.table[view.steps.table["phase"].isin(FOCUS[view.options.focus])]
+    dropped = focus[~focus.index.isin(view.chosen.index)]
+    return [f"{count} step(s): {why}" for why, count in dropped["note"].value_counts().items()]
 
 
 def step(row: dict) -> dict[str, Any]:
@@ -163,13 +192,14 @@ def summary(view: View) -> dict[str, Any]:
         "steps": {p: int(n) for p, n in view.steps.table["phase"].value_counts(sort=False).items()},
         "counted": len(view.chosen),
         "rounds": view.n_rounds,
-        "left_out": [f"{n} step(s): {why}" for why, n in view.steps.table["note"].value_counts().items() if why],
+        "left_out": _left_out(view),
         "wall_ns": _spread(per_round["wall"]),
         "tpot_ns": _spread(per_round["wall"] / view.options.accept_length),
         "overlapped_ns": _spread(per_round["overlapped"]),
     }
-    for key, names, prefix in (("ledger", CLASSES, ""), ("host_bound", HOST_PARTS, "host_"), ("roles", ROLES, "role_")):
-        out[key] = _spreads(per_round, names, prefix)
+    out["ledger"] = ledger_means = _spreads(per_round, CLASSES, "", out["wall_ns"]["mean"])
+    out["host_bound"] = _spreads(per_round, HOST_PARTS, "host_", ledger_means["host_bound"]["mean"])
+    out["roles"] = _spreads(per_round, ROLES, "role_", ledger_means["busy"]["mean"])
     out["kernels"] = float(ledger["kernels"].sum() / max(1, view.n_rounds))
     out["extra_kernels"] = float(ledger["extra_kernels"].sum() / max(1, view.n_rounds))
     return out | _ruler(view, ledger)
@@ -181,36 +211,35 @@ def _spread(values: pd.Series) -> dict[str, int]:
     return {"mean": round(values.mean()), "p50": round(values.quantile(0.5)), "p99": round(values.quantile(0.99))}
 
 
-def _spreads(per_round: pd.DataFrame, names: tuple[str, ...], prefix: str) -> dict[str, dict[str, int]]:
-    if not len(per_round):
-        return {name: _spread(per_round["wall"]) for name in names}
-    exact = per_round[[prefix + name for name in names]].mean().to_numpy()
-    means = whole(exact, round(exact.sum()))
-    return {
-        name: _spread(per_round[prefix + name]) | {"mean": int(mean)} for name, mean in zip(names, means, strict=True)
-    }
+def _spreads(per_round: pd.DataFrame, names: tuple[str, ...], prefix: str, total: int) -> dict[str, dict[str, int]]:
+    """The spread of each column; the means are whole numbers that add up to `total`, their own mean rounded."""
+    columns = [prefix + name for name in names]
+    means = whole(per_round[columns].mean().fillna(0).to_numpy(), total)
+    return {n: _spread(per_round[c]) | {"mean": int(mean)} for n, c, mean in zip(names, columns, means, strict=True)}
 
 
 def _ruler(view: View, ledger: pd.DataFrame) -> dict[str, Any]:
     """How the profiled step compares with the unprofiled one, in words and numbers."""
-    tpot = view.options.unprofiled_tpot
-    if tpot is None or view.options.focus != "decode":
-        return {
-            "ruler": "host-side idle is an upper bound: profiling slows the host. Give --unprofiled-tpot to calibrate."
-        }
-    target = round(tpot * view.options.accept_length)
-    sums = ledger[[f"calibrated_{c}" for c in CLASSES]].groupby(view.rounds).sum()
-    wall = ledger["wall"].groupby(view.rounds).sum().mean() if len(ledger) else 0
-    gpu = (
-        ledger[[c for c in CLASSES if c not in HOST_CLASSES]].sum(axis=1).groupby(view.rounds).sum().mean()
-        if len(ledger)
-        else 0
-    )
+    if (target := view.unprofiled_step) is None or not view.n_rounds:
+        return {"ruler": _no_ruler(view)}
+    rounds = ledger.groupby(view.rounds).sum(numeric_only=True)
+    scaled = rounds[[f"calibrated_{c}" for c in CLASSES]]
+    wall, total = rounds["wall"].mean(), round(scaled.sum(axis=1).mean())
+    gpu = rounds[[c for c in CLASSES if c not in HOST_CLASSES]].sum(axis=1).mean()
     said = f"profiled step {wall / 1e6:.3f} ms, unprofiled {target / 1e6:.3f} ms: {wall / target:.2f} times as long"
-    if gpu > target:
-        alone = f"; the GPU classes alone ({gpu / 1e6:.3f} ms) exceed the unprofiled step and are scaled by"
-        said += f"{alone} {target / gpu:.3f}"
-    return {"ruler": said + ".", "calibrated": _spreads(sums.assign(wall=target), CLASSES, "calibrated_")}
+    if wall < target:
+        said += "; a profiler does not speed a step up: check the unprofiled time and the accept length"
+    elif gpu > target:
+        said += f"; the GPU classes alone ({gpu / 1e6:.3f} ms) exceed it and are scaled by {target / gpu:.3f}"
+    elif total < target:
+        said += "; there is no host time to scale"
+    return {"ruler": said + ".", "calibrated": _spreads(scaled, CLASSES, "calibrated_", total)}
+
+
+def _no_ruler(view: View) -> str:
+    if view.options.unprofiled_tpot is None:
+        return "host-side idle is an upper bound: profiling slows the host. Give --unprofiled-tpot to calibrate."
+    return "the unprofiled time per token is that of a decode step: it cannot calibrate what is shown here."
 
 
 def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a kernel is for, by its name: one table, first match wins. Adding a role or a kernel is adding a row.
+"""What a kernel is for, by its name: one table of (role, patterns), first match wins. Adding a kernel is adding a row.
 
 The seven roles are those of the reference breakdown of a Ling-3.0 decode step (LMSYS, 2026-08-21); `mla` holds every
 softmax attention, `kda` every linear attention and its convolution.
@@ -19,40 +19,56 @@ LABELS = {
     "other": "other, copies, opaque graphs",
 }
 
-TABLE: tuple[tuple[str, str], ...] = (
-    (r"^CUDA graph \d+ \(opaque\)", "other"),
-    (r"^Mem(cpy|set)|^memcpy\d*_post|^Copy(Host|Device)To|^memset", "other"),
+TABLE: tuple[tuple[str, ...], ...] = (
+    ("other", r"^CUDA graph \d+ \(opaque\)", r"^Mem(cpy|set)", r"^Copy(Host|Device)To"),
     (
-        r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem|(one|two)_?shot|deep_?ep|lamport|nvshmem",
         "all_reduce",
+        "nccl",
+        "rccl",
+        "all_?reduce",
+        "all_?gather",
+        "reduce_?scatter",
+        "all_?to_?all",
+        "cross_device_reduce",
     ),
+    ("all_reduce", "multimem", "(one|two)_?shot", "deep_?ep", "lamport", "nvshmem"),
     (
-        r"kda|gated_delta|delta_rule|causal_conv1d|conv_depthwise|fla_|chunk_gla|recompute_w_u|layer_norm_gated|mamba|selective_scan|linear_attn",
         "kda",
+        "kda",
+        "gated_delta",
+        "delta_rule",
+        "causal_conv1d",
+        "conv_depthwise",
+        "fla_",
+        "chunk_gla",
+        "recompute_w_u",
     ),
+    ("kda", "layer_norm_gated", "lightning_att", "mamba", "selective_scan", "linear_attn"),
     (
-        r"moe_align|moe_sum|topk|top_k|router|routing|finalize|moe_fused_gate|count_and_sort|expert.*(sort|offset)|bitmatrix|reduce_segments",
-        "small_kernels",
-    ),
-    (
-        r"fused_moe|moe_gemm|grouped|GroupProblem|group_gemm|matmul_ogs|bmm_Mx|bmm_.*E[24]m|moe.*gemm|fused_experts|marlin_moe",
-        "moe_gemm",
-    ),
-    (
-        r"fmha|flash|attention(?!.*(copy|fused))|_fwd_kernel|_fwd_grouped_kernel|mla|sdpa|paged|decode_kernel_stage|BatchDecode|BatchPrefill|merge_state",
         "mla",
+        "fmha",
+        "flash(?!infer)",
+        "attention(?!.*(copy|fused))",
+        "_fwd_kernel",
+        "_fwd_grouped_kernel",
+        "sdpa",
+        "paged",
     ),
-    (r"gemm|gemv|nvjet|cublas|cutlass(?!.*norm)|xmma|Cijk_|splitKreduce|matvec|ampere_.*(s|h)gemm|wgmma", "dense_gemm"),
-    (
-        r"norm|act_and_mul|silu|gelu|swiglu|rope|rotary|softmax|argmax|elementwise|reduce_kernel|gather|index|embedding|cat|copy|fill|scan|"
-        r"triton_|store_kvcache|reshape_and_cache|kv_indices|sample|quant|multi_tensor|token|position|alloc|arange|sort|where|compare|memset",
-        "small_kernels",
-    ),
+    ("mla", "(?<![a-z])mla(?![a-z])", "decode_kernel_stage", "BatchDecode", "BatchPrefill", "merge_state"),
+    ("small_kernels", "moe_align", "moe_sum", "top_?k", "router", "routing", "finalize", "moe_fused_gate", "bitmatrix"),
+    ("small_kernels", "count_and_sort", "expert.*(sort|offset)", "reduce_segments"),
+    ("moe_gemm", "fused_moe", "moe.*gemm", "grouped", "GroupProblem", "group_gemm", "matmul_ogs", "fused_experts"),
+    ("moe_gemm", "bmm_Mx", "bmm_.*E[24]m", "marlin_moe"),
+    ("dense_gemm", "gemm(?!.*layer_?norm)", "gemv", "nvjet", "cublas", "cutlass(?!.*norm)", "xmma", "Cijk_", "matvec"),
+    ("dense_gemm", "splitKreduce", "wgmma"),
+    ("small_kernels", "norm", "act_and_mul", "silu", "gelu", "swiglu", "rope", "rotary", "softmax", "argmax", "sampl"),
+    ("small_kernels", "elementwise", "reduce_kernel", "gather", "index", "embedding", "cat", "copy", "fill", "scan"),
+    ("small_kernels", "triton_", "store_kvcache", "reshape_and_cache", "kv_indices", "quant", "multi_tensor", "token"),
+    ("small_kernels", "position", "alloc", "arange", "sort", "where", "compare"),
 )
-_COMPILED = tuple((re.compile(pattern, re.I), role) for pattern, role in TABLE)
-_unknown = {role for _, role in TABLE} - set(ROLES)
-if _unknown:
-    raise ValueError(f"roles.TABLE names roles that do not exist: {_unknown}")
+_COMPILED = tuple((re.compile("|".join(words), re.I), role) for role, *words in TABLE)
+if unknown := {role for role, *_ in TABLE} - set(ROLES):
+    raise ValueError(f"roles.TABLE names roles that do not exist: {unknown}")
 
 
 def role(name: str) -> str:

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from ling_prof import intervals as iv
-from ling_prof.ops import COMMUNICATION, COMPUTE, COPY, Ops, thread_keys
+from ling_prof.ops import COMMUNICATION, COMPUTE, COPY, Ops
+from ling_prof.trace import thread_keys
 
 CLASSES = (
     "busy",
@@ -131,7 +132,7 @@ class Timeline:
             [
                 ops.later_node[op],
                 ~launched | (called > gaps.end),
-                queued & self._same_stream,
+                queued & self._same_stream & ~self._elsewhere_busy,
                 queued,
             ],
             [GRAPH_DEPENDENCY, UNKNOWN, DEPENDENCY, STREAM_WAIT],
@@ -153,6 +154,11 @@ class Timeline:
         return idle
 
     @property
+    def _elsewhere_busy(self) -> np.ndarray:
+        """Whether other streams, when they were left out, worked in each gap."""
+        return iv.overlap(self.gaps.start, self.gaps.end, self.ops.elsewhere) > 0
+
+    @property
     def _called(self) -> np.ndarray:
         return self.ops.launch_start[self.gaps.op]
 
@@ -171,25 +177,24 @@ class Timeline:
         if not self.trace.has("api"):
             return np.empty(0, np.int64)
         kinds = self.trace.api["sync_kind"].array
-        blocks = np.asarray(kinds != "")
-        pageable = np.isin(self._memory("src_mem"), ("pageable",)) | np.isin(self._memory("dst_mem"), ("pageable",))
+        blocks = np.asarray(kinds != "") & self.ops.own_calls
+        pageable = (self.ops.text("src_mem") == "pageable") | (self.ops.text("dst_mem") == "pageable")
         copies = self.ops.launch[pageable & ~self.ops.later_node & (self.ops.launch >= 0)]
         blocks[copies] = True
         return np.flatnonzero(blocks)
 
-    def _memory(self, column: str) -> np.ndarray:
-        values = self.trace.gpu[column].array
-        return np.asarray(values.categories, object)[values.codes[self.ops.row]]
-
     def _blocking_by_thread(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-        """(thread, rows, start, end) of the blocking calls of each thread, in order of start."""
+        """(thread, rows, start, end) of the blocking calls of each thread, in order of start; of nested calls the
+        outermost."""
         if not len(self.blocking):
             return
         api = self.trace.api
-        keys = thread_keys(api)[self.blocking]
-        for key in np.unique(keys):
-            rows = self.blocking[keys == key]
-            yield int(key), rows, api["start"].to_numpy()[rows], api["end"].to_numpy()[rows]
+        keys, start, end = thread_keys(api), api["start"].to_numpy(), api["end"].to_numpy()
+        for key in iv.distinct(keys[self.blocking]):
+            rows = self.blocking[keys[self.blocking] == key]
+            reach = np.r_[-1, np.maximum.accumulate(end[rows])[:-1]]
+            rows = rows[end[rows] > reach]
+            yield int(key), rows, start[rows], end[rows]
 
     @cached_property
     def _blockers(self) -> np.ndarray:

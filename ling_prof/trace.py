@@ -169,12 +169,22 @@ def find_launches(gpu_key: np.ndarray, api_key: np.ndarray) -> np.ndarray:
     return np.where((api_key[order][at] == gpu_key) & (gpu_key >= 0), order[at], -1)
 
 
+def thread_key(pid: np.ndarray, tid: np.ndarray) -> np.ndarray:
+    """One int64 that tells threads of all processes apart."""
+    return (pid << 32) + tid
+
+
+def thread_keys(frame: pd.DataFrame) -> np.ndarray:
+    """`thread_key` of each row of api, host or capture."""
+    return thread_key(frame["pid"].to_numpy(), frame["tid"].to_numpy())
+
+
 def nest(host: pd.DataFrame) -> pd.DataFrame:
     """`host` with parent and depth filled in: the parent is the latest-started interval of the thread that holds all
     of the row. Ranges may cross others, as an annotation does that opens inside one call and closes inside another."""
     start, end = host["start"].to_numpy(), host["end"].to_numpy()
     parent, depth = np.full(len(host), -1, np.int64), np.zeros(len(host), np.int64)
-    threads = pd.factorize((host["pid"].to_numpy() << 32) + host["tid"].to_numpy())[0]
+    threads = pd.factorize(thread_keys(host))[0]
     for thread in range(threads.max(initial=-1) + 1):
         rows = np.flatnonzero(threads == thread)
         rows = rows[np.lexsort((-end[rows], start[rows]))]

@@ -1,6 +1,6 @@
 """A trace seen through one device and its steps: what an analysis is given."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -9,7 +9,7 @@ import pandas as pd
 from ling_prof.errors import UserError
 from ling_prof.host import Host
 from ling_prof.ops import Ops, devices, select
-from ling_prof.steps import FOCUS, Steps, find_steps
+from ling_prof.steps import FOCUS, WHOLE, Steps, find_steps
 from ling_prof.timeline import Pieces, Timeline
 from ling_prof.trace import Trace
 
@@ -35,7 +35,7 @@ class Options:
             raise UserError(f"--focus {self.focus!r} is not one of {', '.join(FOCUS)}.")
         if self.skip < 0:
             raise UserError("--skip takes a number of steps, 0 or more.")
-        if self.accept_length <= 0:
+        if not (0 < self.accept_length < 1e6):
             raise UserError("--accept-length takes the mean tokens committed a step, above 0.")
 
 
@@ -63,9 +63,16 @@ class View:
 
     @cached_property
     def rounds(self) -> np.ndarray:
-        """For each chosen step the number of its token round, counted from 0; prefill steps are each their own."""
-        number = self.chosen["round"].to_numpy()
-        return pd.factorize(np.where(number >= 0, number, -1 - np.arange(len(number))))[0]
+        """For each chosen step the number of its token round or prefill, counted from 0."""
+        return pd.factorize(self.chosen["round"].to_numpy())[0]
+
+    @property
+    def unprofiled_step(self) -> int | None:
+        """The unprofiled time of a token round, ns; None where it is not known or no step was found to compare."""
+        tpot = self.options.unprofiled_tpot
+        if tpot is None or self.options.focus != "decode" or self.steps.source == WHOLE:
+            return None
+        return max(1, round(tpot * self.options.accept_length))
 
     @property
     def n_rounds(self) -> int:
@@ -102,4 +109,4 @@ def views(trace: Trace, options: Options = Options()) -> list[View]:
     """One view per device that worked, busiest first; only the chosen device when one is chosen."""
     if options.device is not None:
         return [view(trace, options)]
-    return [view(trace, Options(**{**options.__dict__, "device": device})) for device in devices(trace)]
+    return [view(trace, replace(options, device=device)) for device in devices(trace)]

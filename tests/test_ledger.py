@@ -165,14 +165,15 @@ def test_compute_hides_communication_and_copies():
 
 
 def test_calibration_shrinks_host_classes_only():
-    recording = two_kernels((250, 260), (275, 300))
+    recording = two_kernels((250, 260), (275, 300)).inside("annotation", "decode_step_0", 0, 270)
     row = run("ledger", view(recording.trace(), Options(unprofiled_tpot=155))).iloc[0]
     calibrated = {c: int(row[f"calibrated_{c}"]) for c in CLASSES if row[f"calibrated_{c}"]}
     assert calibrated == {"busy": 125, "host_bound": 20, "launch_call": 4, "launch_latency": 6}
 
 
 def test_calibration_scales_the_gpu_only_when_it_alone_exceeds_the_step():
-    row = run("ledger", view(two_kernels((250, 260), (275, 300)).trace(), Options(unprofiled_tpot=100))).iloc[0]
+    recording = two_kernels((250, 260), (275, 300)).inside("annotation", "decode_step_0", 0, 270)
+    row = run("ledger", view(recording.trace(), Options(unprofiled_tpot=100))).iloc[0]
     assert {c: int(row[f"calibrated_{c}"]) for c in CLASSES if row[f"calibrated_{c}"]} == {"busy": 100}
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
+from ling_prof.calls import sync_kinds
 from ling_prof.errors import Missing
-from ling_prof.load.calls import sync_kinds
 from ling_prof.trace import Trace, find_launches, nest, sort_rows, table
 
 PID = 1

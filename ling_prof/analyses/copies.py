@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from ling_prof.load.calls import matching
+from ling_prof.calls import matching
 from ling_prof.ops import COPY
 from ling_prof.roles import short_name
 from ling_prof.view import View
@@ -16,7 +16,7 @@ from ling_prof.view import View
 COLUMNS = {
     "what": "copy direction and memory, memset, graph copy node, or cast kernel",
     "calls": "in the chosen steps",
-    "per_step": "calls a step",
+    "per_step": "calls a token round",
     "duration_ns": "sum of durations",
     "bytes": "moved; -1 where not recorded",
 }
@@ -36,7 +36,7 @@ def rows(view: View) -> pd.DataFrame:
         least=("bytes", "min"),
     ).reset_index()
     out["bytes"] = np.where(out["least"] < 0, -1, out["bytes"])
-    out["per_step"] = out["calls"] / max(1, len(view.chosen))
+    out["per_step"] = out["calls"] / max(1, view.n_rounds)
     return out.sort_values("duration_ns", ascending=False, ignore_index=True)[list(COLUMNS)]
 
 

@@ -11,14 +11,14 @@ from ling_prof.view import View
 
 COLUMNS = {
     "graph": "number in order of first launch",
-    "launches": "in the chosen steps",
+    "launches": "whose first node starts in the chosen steps",
     "kernels": "per launch; -1 when opaque",
     "nodes": "kernels, copies and memsets per launch; -1 when opaque",
     "span_ns": "median, first start to last end",
     "busy_ns": "median, union of its nodes",
     "gaps_ns": "median, span minus busy; -1 when opaque",
     "call_ns": "median host time in the launching call",
-    "first_kernel": "",
+    "first_kernel": "its first node",
 }
 
 
@@ -50,12 +50,13 @@ def rows(view: View) -> pd.DataFrame:
 
 def _launches(view: View) -> list[tuple]:
     ops = view.ops
-    inside = np.flatnonzero((ops.graph_launch >= 0) & (view.step_of(ops.start) >= 0))
+    inside = np.flatnonzero(ops.graph_launch >= 0)
     order = np.argsort(ops.graph_launch[inside], kind="stable")
     calls = ops.graph_launch[inside][order]
     groups = np.split(inside[order], np.flatnonzero(np.diff(calls)) + 1)
     found = []
-    for nodes in sorted((g for g in groups if len(g)), key=lambda g: g[0]):
+    chosen = view.step_of(ops.start) >= 0
+    for nodes in sorted((g for g in groups if len(g) and chosen[g[0]]), key=lambda g: g[0]):
         head, opaque = nodes[0], bool(ops.is_opaque[nodes[0]])
         kernels, span = int(ops.is_kernel[nodes].sum()), int(ops.end[nodes].max() - ops.start[head])
         busy = iv.total(iv.union(ops.start[nodes], ops.end[nodes]))

@@ -16,7 +16,7 @@ COLUMNS = {
     "name": "kernel or copy",
     "calls": "starts in the chosen steps",
     "exclusive_ns": "busy time given to it alone",
-    "duration_ns": "sum of durations",
+    "duration_ns": "sum of the durations of those calls",
     "median_ns": "median duration",
     "share": "of the busy time, 0 to 1",
 }
@@ -28,21 +28,24 @@ def rows(view: View) -> pd.DataFrame:
     busy = pieces.cls == BUSY
     exclusive = np.zeros(len(ops), np.int64)
     np.add.at(exclusive, pieces.op[busy], pieces.length[busy])
-    inside = np.flatnonzero((view.step_of(ops.start) >= 0) | (exclusive > 0))
-    frame = pd.DataFrame(
-        {
-            "role": ops.role[inside],
-            "name": names.codes[inside],
-            "exclusive_ns": exclusive[inside],
-            "d": (ops.end - ops.start)[inside],
-        }
+    starts = view.step_of(ops.start) >= 0
+    inside = np.flatnonzero(starts | (exclusive > 0))
+    duration = np.where(starts, ops.end - ops.start, np.nan)
+    columns = {"role": ops.role, "name": names.codes, "exclusive_ns": exclusive, "duration": duration}
+    frame = pd.DataFrame({key: column[inside] for key, column in columns.items()})
+    out = (
+        frame.groupby(["role", "name"])
+        .agg(
+            calls=("duration", "count"),
+            exclusive_ns=("exclusive_ns", "sum"),
+            duration_ns=("duration", "sum"),
+            median_ns=("duration", "median"),
+        )
+        .fillna(0)
+        .astype(np.int64)
+        .reset_index()
     )
-    grouped = frame.groupby(["role", "name"])
-    out = grouped.agg(
-        calls=("d", "size"), exclusive_ns=("exclusive_ns", "sum"), duration_ns=("d", "sum"), median_ns=("d", "median")
-    ).reset_index()
     out["role"] = np.array(ROLES, object)[out["role"].to_numpy()]
     out["name"] = np.asarray(names.categories, object)[out["name"].to_numpy()]
-    out["median_ns"] = out["median_ns"].astype(np.int64)
     out["share"] = out["exclusive_ns"] / max(1, int(out["exclusive_ns"].sum()))
     return out.sort_values("exclusive_ns", ascending=False, ignore_index=True)[list(COLUMNS)]

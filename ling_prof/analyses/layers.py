@@ -13,6 +13,7 @@ import pandas as pd
 from ling_prof.errors import Missing
 from ling_prof.roles import ROLES, layer_kind
 from ling_prof.timeline import BUSY
+from ling_prof.trace import thread_keys
 from ling_prof.view import View
 
 COLUMNS = {
@@ -108,8 +109,7 @@ def _captured(view: View) -> np.ndarray:
     known = {n: made[o] for n, o in first.items() if o in made}
     at = np.array([known.get(int(n), -1) for n in node])
     found = at >= 0
-    threads = (capture["pid"].to_numpy() << 32) + capture["tid"].to_numpy()
-    out[found] = view.host.at(threads[at[found]], capture["time"].to_numpy()[at[found]])
+    out[found] = view.host.at(thread_keys(capture)[at[found]], capture["time"].to_numpy()[at[found]])
     return out
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 
 from ling_prof.roles import ROLES
-from ling_prof.steps import FOCUS
 from ling_prof.timeline import BUSY, CLASSES, HOST_BOUND, HOST_CLASSES, HOST_PARTS
 from ling_prof.view import View
 
@@ -86,28 +85,32 @@ def _durations(view: View, steps: pd.DataFrame) -> np.ndarray:
 def _calibrated(view: View, steps: pd.DataFrame, classes: np.ndarray) -> np.ndarray:
     """Each decode round scaled to the unprofiled step; -1 for other steps, or without an unprofiled TPOT."""
     out = np.full(classes.shape, -1, np.int64)
-    if view.options.unprofiled_tpot is None:
+    if view.unprofiled_step is None:
         return out
-    target = round(view.options.unprofiled_tpot * view.options.accept_length)
-    numbers = np.where(steps["phase"].isin(FOCUS["decode"]), steps["round"], -1)
-    for number in np.unique(numbers[numbers >= 0]):
-        mine = np.flatnonzero(numbers == number)
-        out[mine] = scale_to(classes[mine], target)
+    rounds = steps["round"].to_numpy()
+    for number in np.unique(rounds[rounds >= 0]):
+        mine = np.flatnonzero(rounds == number)
+        out[mine] = scale_to(classes[mine], view.unprofiled_step)
     return out
 
 
 def scale_to(classes: np.ndarray, target: int) -> np.ndarray:
-    """(parts, classes) ns scaled so that everything adds up to `target`: host-side classes alone, or, when the GPU
-    classes exceed the target (or there is no host time), host to zero and GPU classes to the target."""
+    """(parts, classes) ns of one round as it would be in `target` ns without a profiler.
+
+    What the profiler did goes to zero and the other host-side classes share what the GPU classes leave of the target.
+    Where the GPU classes alone exceed it, host goes to zero and they are scaled down to it; where there is no host time
+    to scale they stay, and the sum is theirs.
+    """
     host = np.isin(CLASSES, HOST_CLASSES)
-    on_host, on_gpu = classes[:, host].sum(), classes[:, ~host].sum()
     exact = classes.astype(float)
-    if on_gpu >= target or not on_host:
+    exact[:, np.array(CLASSES) == "profiler"] = 0
+    on_host, on_gpu = exact[:, host].sum(), exact[:, ~host].sum()
+    if on_gpu >= target:
         exact[:, host] = 0
-        exact[:, ~host] *= target / on_gpu if on_gpu else 0
-    else:
+        exact[:, ~host] *= target / on_gpu
+    elif on_host:
         exact[:, host] *= (target - on_gpu) / on_host
-    return whole(exact, target)
+    return whole(exact, target if on_host or on_gpu >= target else int(on_gpu))
 
 
 def whole(exact: np.ndarray, target: int) -> np.ndarray:

@@ -6,8 +6,10 @@ One row per (call, site), costliest first. A device-side cudaStreamWaitEvent is 
 import numpy as np
 import pandas as pd
 
-from ling_prof.ops import thread_keys
-from ling_prof.timeline import SYNC_STALL
+from ling_prof.analyses.launches import series
+from ling_prof.intervals import distinct
+from ling_prof.timeline import SYNC_STALL, Pieces
+from ling_prof.trace import thread_keys
 from ling_prof.view import View
 
 COLUMNS = {
@@ -19,13 +21,15 @@ COLUMNS = {
     "idle_caused_ns": "GPU idle time charged to it, whole recording",
     "focus_calls": "in the chosen steps",
     "focus_blocked_ns": "host time inside the call, chosen steps",
-    "focus_idle_ns": "GPU idle time charged to it, chosen steps",
-    "waited_for": "the op that was last to end before the call returned",
-    "ahead_before_ns": "median time by which launches led execution at the call",
-    "ahead_after_ns": "the same at the first launch after it",
+    "focus_idle_ns": "GPU idle time in the chosen steps charged to it",
+    "waited_for": "op that usually ended last while the call waited; empty: none was running",
+    "ahead_before_ns": "median time by which the last launch before led its op; -1: none",
+    "ahead_after_ns": "the same for the first launch after it",
     "range": "innermost annotation or NVTX range",
     "stack": "full stack, innermost first",
 }
+COST = ["focus_idle_ns", "focus_blocked_ns", "idle_caused_ns", "blocked_ns"]
+EXAMPLES = 200  # calls of a site that are looked at for what they waited for
 
 
 def rows(view: View) -> pd.DataFrame:
@@ -35,57 +39,48 @@ def rows(view: View) -> pd.DataFrame:
         return pd.DataFrame(columns=list(COLUMNS))
     start = api["start"].to_numpy()[calls]
     row = view.host.at(thread_keys(api)[calls], start)
+    everywhere, chosen = view.timeline.pieces, view.pieces_in(view.chosen)[0]
     frame = pd.DataFrame(
         {
             "api": np.asarray(api["name"].array[calls], object),
-            "site": _per_row(row, lambda r: view.host.site(r) if r >= 0 else ""),
+            "site": _sites(view, row),
             "chosen": view.step_of_call(start, view.chosen) >= 0,
             "step": view.step_of_call(start, view.steps.table),
             "blocked_ns": api["end"].to_numpy()[calls] - start,
-            "idle_caused_ns": _idle_caused(view)[calls],
+            "idle_caused_ns": _charged(everywhere, len(api))[calls],
+            "focus_idle_ns": _charged(chosen, len(api))[calls],
             "host_row": row,
             "call": calls,
         }
     )
     frame[["ahead_before_ns", "ahead_after_ns"]] = _run_ahead(view, calls)
     out = pd.DataFrame([_group(view, key, group) for key, group in frame.groupby(["api", "site"], sort=False)])
-    return out.sort_values(
-        ["focus_idle_ns", "focus_blocked_ns", "idle_caused_ns", "blocked_ns"], ascending=False, ignore_index=True
-    )[list(COLUMNS)]
+    return out.sort_values(COST, ascending=False, ignore_index=True)[list(COLUMNS)]
 
 
-def _per_row(row: np.ndarray, text) -> list[str]:
-    known = {r: text(r) for r in np.unique(row)}
+def _sites(view: View, row: np.ndarray) -> list[str]:
+    known = {r: view.host.site(int(r)) if r >= 0 else "" for r in distinct(row)}
     return [known[r] for r in row]
 
 
-def _idle_caused(view: View) -> np.ndarray:
-    """Per api row, the idle time of the device charged to it, ns."""
-    pieces = view.timeline.pieces
+def _charged(pieces: Pieces, calls: int) -> np.ndarray:
+    """Per api row, the idle time among `pieces` that is charged to it, ns."""
     stalls = pieces.cls == SYNC_STALL
-    total = np.zeros(len(view.trace.api), np.int64)
+    total = np.zeros(calls, np.int64)
     np.add.at(total, pieces.blocker[stalls], pieces.length[stalls])
     return total
 
 
 def _run_ahead(view: View, calls: np.ndarray) -> np.ndarray:
-    """(calls, 2) ns by which the last launch before, and the first after, each call led its op; -1 where none."""
-    api, ops = view.trace.api, view.ops
-    linked = np.flatnonzero(ops.launch >= 0)
-    order = linked[np.argsort(ops.launch_end[linked], kind="stable")]
-    ends, ahead = ops.launch_end[order], np.maximum(ops.start[order] - ops.launch_end[order], 0)
-    if not len(order):
-        return np.full((len(calls), 2), -1)
-    before = np.searchsorted(ends, api["start"].to_numpy()[calls], "right") - 1
-    after = np.searchsorted(ends, api["end"].to_numpy()[calls], "right")
-    last = len(order) - 1
-    return np.stack(
-        [
-            np.where(before >= 0, ahead[np.maximum(before, 0)], -1),
-            np.where(after <= last, ahead[np.minimum(after, last)], -1),
-        ],
-        axis=1,
-    )
+    """(calls, 2) ns by which the last launch before, and the first after, each call led its op; NaN where none is."""
+    api, launches = view.trace.api, series(view)
+    if not len(launches):
+        return np.full((len(calls), 2), np.nan)
+    called, ahead = launches["called"].to_numpy(), launches["ahead_ns"].to_numpy().astype(float)
+    before = np.searchsorted(called, api["start"].to_numpy()[calls]) - 1
+    after = np.searchsorted(called, api["end"].to_numpy()[calls])
+    ahead = np.r_[ahead, np.nan]
+    return np.stack([ahead[before], ahead[np.minimum(after, len(called))]], axis=1)
 
 
 def _group(view: View, key: tuple[str, str], group: pd.DataFrame) -> dict[str, object]:
@@ -101,19 +96,26 @@ def _group(view: View, key: tuple[str, str], group: pd.DataFrame) -> dict[str, o
         "idle_caused_ns": int(group["idle_caused_ns"].sum()),
         "focus_calls": len(inside),
         "focus_blocked_ns": int(inside["blocked_ns"].sum()),
-        "focus_idle_ns": int(inside["idle_caused_ns"].sum()),
-        "waited_for": _waited_for(view, int(example["call"])),
-        "ahead_before_ns": int(group["ahead_before_ns"].median()),
-        "ahead_after_ns": int(group["ahead_after_ns"].median()),
+        "focus_idle_ns": int(group["focus_idle_ns"].sum()),
+        "waited_for": _waited_for(view, group["call"].to_numpy()[:EXAMPLES]),
+        "ahead_before_ns": _median(group["ahead_before_ns"]),
+        "ahead_after_ns": _median(group["ahead_after_ns"]),
         "range": view.host.range_name(row) if row >= 0 else "",
         "stack": view.host.stack(row) if row >= 0 else [],
     }
 
 
-def _waited_for(view: View, call: int) -> str:
-    """The op last to end before the call returned, when it was launched before the call began."""
+def _median(values: pd.Series) -> int:
+    return int(values.median()) if values.notna().any() else -1
+
+
+def _waited_for(view: View, calls: np.ndarray) -> str:
+    """The commonest op that was launched before such a call began and was last to end while it waited; '' for none."""
     api, ops = view.trace.api, view.ops
-    done = np.flatnonzero(
-        (ops.end <= api["end"].iat[call]) & (ops.launch >= 0) & (ops.launch_start < api["end"].iat[call])
-    )
-    return ops.name(int(done[np.argmax(ops.end[done])])) if len(done) else ""
+    order = np.argsort(ops.end, kind="stable")
+    seen = []
+    for begun, done in zip(api["start"].to_numpy()[calls], api["end"].to_numpy()[calls], strict=True):
+        ended = order[slice(*np.searchsorted(ops.end[order], [begun, done], "right"))]
+        ended = ended[(ops.launch[ended] >= 0) & (ops.launch_start[ended] < begun)]
+        seen += [ops.name(int(ended[-1]))] if len(ended) else []
+    return max(set(seen), key=seen.count) if seen else ""

@@ -50,7 +50,11 @@ class Database:
         out = {key: np.empty(rows, np.int64) for key in wanted}
         cursor, at = self.connection.execute(f"SELECT {', '.join(select)} FROM {name} {where}"), 0
         while some := cursor.fetchmany(ROWS):
-            block = np.fromiter(chain.from_iterable(some), np.int64, len(some) * len(wanted)).reshape(len(some), -1)
+            try:
+                block = np.fromiter(chain.from_iterable(some), np.int64, len(some) * len(wanted)).reshape(len(some), -1)
+            except (ValueError, TypeError, OverflowError):
+                found = f"table {name} holds text or huge numbers where Nsight Systems writes integers"
+                raise TraceError(self.path, found, "export it again with nsys export --type sqlite") from None
             for i, column in enumerate(out.values()):
                 column[at : at + len(some)] = block[:, i]
             at += len(some)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ling_prof.calls import bare_name, record_kinds, sync_kinds
 from ling_prof.errors import Missing, TraceError
-from ling_prof.load.calls import bare_name, record_kinds, sync_kinds
 from ling_prof.load.decimals import UNIT, nanoseconds
 from ling_prof.load.events import Args, Event, Reading, arguments, batches, integer
 from ling_prof.trace import Trace, early_note, find_launches, nest, sort_rows, table, without_corrupt
@@ -22,6 +22,7 @@ HOST = {"cpu_op": "op", "operator": "op", "python_function": "python", "user_ann
 TABLE = {**dict.fromkeys(GPU, "gpu"), **dict.fromkeys(API, "api"), **dict.fromkeys(HOST, "host")}
 TABLE |= {"overhead": "overhead", "cuda_sync": "sync"}
 SYNC = {"Event Sync": "event", "Stream Wait Event": "stream_wait", "Stream Sync": "stream", "Context Sync": "device"}
+PID_STRIDE = 10_000_000  # above any real pid
 COPY = re.compile(r"(HtoD|DtoH|DtoD|PtoP|HtoH)(?: \((\w+) -> (\w+)\))?|Copy(Host|Device)To(Host|Device)", re.I)
 
 
@@ -129,8 +130,14 @@ class _Columns:
         return pd.Categorical.from_codes(renamed[codes], categories=pd.Index(labels, dtype=str))
 
     def numbers(self, space: str, codes: np.ndarray) -> np.ndarray:
-        """pids and tids as integers; a label such as "[TP0] 483" keeps its last number."""
-        return np.array([_number(v) for v in self.names[space]], np.int64)[codes]
+        """pids and tids as integers: the number a label such as "[TP0] 483" ends in, moved on where labels share it."""
+        found, taken = [], dict[int, str]()
+        for label in map(str, self.names[space]):
+            number = _number(label)
+            while space == "pid" and taken.setdefault(number, label) != label:
+                number += PID_STRIDE
+            found.append(number)
+        return np.array(found, np.int64)[codes]
 
     def groups(self, codes: np.ndarray) -> np.ndarray:
         """Which merged file a pid came from: the text before the last number ('' in an unmerged trace)."""
@@ -181,13 +188,15 @@ def _build(reading: Reading, columns: _Columns) -> Trace:
     for frame in frames.values():
         if frame is not None:
             frame[["start", "end"]] -= origin
-    tables = {key: missing[key] if frame is None else frame for key, frame in frames.items()}
+    tables = {
+        key: frame if frame is not None and len(frame) else missing.get(key, frame) for key, frame in frames.items()
+    }
     base = reading.meta.get("baseTimeNanoseconds")
     return Trace(
         path=str(reading.path),
         format="kineto",
         tables={**tables, "capture": missing["capture"]},
-        epoch_ns=origin + (base if isinstance(base, int) else 0),
+        epoch_ns=origin + max(integer(base), 0),
         devices=_devices(reading.meta),
         lock=_lock(reading.meta),
         lacks=_lacks(frames),

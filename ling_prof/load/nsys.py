@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from ling_prof.calls import bare_name, record_kinds, sync_kinds
 from ling_prof.errors import Missing, TraceError
-from ling_prof.load.calls import bare_name, record_kinds, sync_kinds
 from ling_prof.load.database import Database, database, labelled
 from ling_prof.load.stream import pieces
 from ling_prof.trace import Trace, early_note, find_launches, nest, sort_rows, table, without_corrupt
@@ -118,7 +118,7 @@ def _build(path: Path, db: Database, progress: Progress) -> Trace:
     if frames["gpu"] is not None:
         frames["gpu"], early = without_corrupt(frames["gpu"], frames["api"])
     missing = _missing(db, mode)
-    timed = [f for key, f in frames.items() if f is not None and key not in ("capture", "overhead") and len(f)]
+    timed = [f for key, f in frames.items() if f is not None and key != "capture" and len(f)]
     origin = min((int(f["start"].iloc[0]) for f in timed), default=0)
     for key, frame in frames.items():
         if frame is not None:
@@ -280,7 +280,7 @@ def _api(db: Database) -> pd.DataFrame:
 
 def _nvtx(db: Database) -> pd.DataFrame:
     """Closed push/pop and start/end ranges; a range still open when recording stopped has no end and is left out."""
-    where = f"WHERE eventType IN {RANGES} AND end IS NOT NULL"
+    where = f"WHERE eventType IN {RANGES} AND end IS NOT NULL" if "eventType" in db.columns["NVTX_EVENTS"] else ""
     raw = db.integers("NVTX_EVENTS", {**THREADED, "name": "textId"}, where)
     names = db.strings(raw["name"])
     if "text" in db.columns["NVTX_EVENTS"]:

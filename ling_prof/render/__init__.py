@@ -1,1 +1,1 @@
-"""Renderers: a Report in, text out. Nothing here computes a figure."""
+"""Renderers: a Report in, text out. They show figures, at most per step, and find none."""

@@ -132,50 +132,59 @@ def roles(summary: dict[str, Any]) -> RenderableType:
     return Group(table, Text(kernels))
 
 
+Columns = dict[str, Callable[[dict], str]]
+
+
 def _section(
-    title: str, rows: list[dict], top: int, columns: dict[str, Callable[[dict], str]], left: Sequence[str]
+    report: Report, title: str, key: str, top: int, columns: Columns, left: Sequence[str]
 ) -> list[RenderableType]:
+    """A table of one list of the report; with a device column when there are several."""
+    rows = report[key]
     if not rows:
         return []
+    if len(report["summary"]) > 1:
+        columns = {"device": lambda r: str(r["device"]), **columns}
     table = _table(title + (f" (top {top} of {len(rows)})" if len(rows) > top else ""), *columns, left=left)
     for row in rows[:top]:
         table.add_row(*(Text(show(row)) for show in columns.values()))
     return [table]
 
 
-def _per_round(report: Report) -> float:
-    return max(1, sum(s["rounds"] for s in report["summary"]))
+def _a_step(report: Report, key: str) -> Callable[[dict], float]:
+    """Gives a row's total per token round of its device."""
+    rounds = {s["device"]: max(1, s["rounds"]) for s in report["summary"]}
+    return lambda row: row[key] / rounds[row["device"]]
 
 
 def syncs(report: Report, top: int) -> list[RenderableType]:
-    n = _per_round(report)
-    columns = {
+    calls, blocked, idle = (_a_step(report, f"focus_{key}") for key in ("calls", "blocked_ns", "idle_ns"))
+    columns: Columns = {
         "call": lambda r: r["api"],
-        "a step": lambda r: f"{r['focus_calls'] / n:.2f}",
-        "blocked": lambda r: show_time(r["focus_blocked_ns"] / n),
-        "idle caused": lambda r: show_time(r["focus_idle_ns"] / n),
+        "a step": lambda r: f"{calls(r):.2f}",
+        "blocked": lambda r: show_time(blocked(r)),
+        "idle caused": lambda r: show_time(idle(r)),
         "calls": lambda r: str(r["calls"]),
-        "waited for": lambda r: short_name(r["waited_for"], 30),
+        "waited for": lambda r: short_name(r["waited_for"], 30) or "nothing running",
         "site": lambda r: r["site"] or r["range"] or "(no stack recorded)",
     }
     found = _section(
-        "Costliest blocking calls, per step", report["syncs"], top, columns, ("call", "waited for", "site")
+        report, "Costliest blocking calls, per step", "syncs", top, columns, ("call", "waited for", "site")
     )
     return found or [Text("\nNo call in this recording makes the host wait for the device.")]
 
 
 def seams(report: Report, top: int) -> list[RenderableType]:
-    n = _per_round(report)
-    columns = {
-        "idle a step": lambda r: show_time(r["idle_ns"] / n),
+    idle = _a_step(report, "idle_ns")
+    columns: Columns = {
+        "idle a step": lambda r: show_time(idle(r)),
         "%": lambda r: f"{100 * r['share']:.1f}",
         "the host was in": lambda r: r["site"] or "(nothing recorded)",
     }
-    return _section("Host code that keeps the device waiting", report["seams"], top, columns, ("the host was in",))
+    return _section(report, "Host code that keeps the device waiting", "seams", top, columns, ("the host was in",))
 
 
 def launches(report: Report, top: int) -> list[RenderableType]:
-    columns = {
+    columns: Columns = {
         "step": lambda r: str(r["step"]),
         "launches": lambda r: str(r["launches"]),
         "graphs": lambda r: str(r["graph_launches"]),
@@ -186,11 +195,11 @@ def launches(report: Report, top: int) -> list[RenderableType]:
         "queued": lambda r: f"{r['queued_median']:.0f}",
         "starved": lambda r: str(r["starved"]),
     }
-    return _section("Launches, and how far they run ahead of the device", report["launches"], top, columns, ())
+    return _section(report, "Launches, and how far they run ahead of the device", "launches", top, columns, ())
 
 
 def graphs(report: Report, top: int) -> list[RenderableType]:
-    columns = {
+    columns: Columns = {
         "graph": lambda r: str(r["graph"]),
         "launches": lambda r: str(r["launches"]),
         "nodes": lambda r: "opaque" if r["nodes"] < 0 else f"{r['nodes']} ({r['kernels']} kernels)",
@@ -200,56 +209,54 @@ def graphs(report: Report, top: int) -> list[RenderableType]:
         "launch call": lambda r: show_time(r["call_ns"]),
         "first": lambda r: short_name(r["first_kernel"], 40),
     }
-    return _section("CUDA graphs (medians)", report["graphs"], top, columns, ("first",))
+    return _section(report, "CUDA graphs (medians)", "graphs", top, columns, ("first",))
 
 
 def gaps(report: Report, top: int) -> list[RenderableType]:
-    columns = {
+    columns: Columns = {
         "step": lambda r: str(r["step"]),
         "gap": lambda r: show_time(r["length"]),
         "cause": lambda r: f"{r['cause']} {100 * r['classes'][r['cause']] / r['length']:.0f}%",
         "before": lambda r: short_name(r["before"], 32),
         "after": lambda r: short_name(r["after"], 32),
-        "site": lambda r: (
-            r["site"].split(" < ")[0] + ("" if " < " not in r["site"] else " < " + r["site"].split(" < ")[1])
-        ),
+        "site": lambda r: " < ".join(r["site"].split(" < ")[:2]),
     }
-    return _section("Largest gaps", report["gaps"], top, columns, ("cause", "before", "after", "site"))
+    return _section(report, "Largest gaps", "gaps", top, columns, ("cause", "before", "after", "site"))
 
 
 def kernels(report: Report, top: int) -> list[RenderableType]:
-    n = _per_round(report)
-    columns = {
-        "busy a step": lambda r: show_time(r["exclusive_ns"] / n),
+    busy, calls = _a_step(report, "exclusive_ns"), _a_step(report, "calls")
+    columns: Columns = {
+        "busy a step": lambda r: show_time(busy(r)),
         "%": lambda r: f"{100 * r['share']:.1f}",
-        "a step": lambda r: f"{r['calls'] / n:.1f}",
+        "a step": lambda r: f"{calls(r):.1f}",
         "median": lambda r: show_time(r["median_ns"]),
         "role": lambda r: r["role"],
         "kernel": lambda r: short_name(r["name"], 60),
     }
-    return _section("Costliest kernels", report["kernels"], top, columns, ("role", "kernel"))
+    return _section(report, "Costliest kernels", "kernels", top, columns, ("role", "kernel"))
 
 
 def layers(report: Report, top: int) -> list[RenderableType]:
-    n = _per_round(report)
-    columns = {
-        "busy a step": lambda r: show_time(r["exclusive_ns"] / n),
+    busy = _a_step(report, "exclusive_ns")
+    columns: Columns = {
+        "busy a step": lambda r: show_time(busy(r)),
         "%": lambda r: f"{100 * r['share']:.1f}",
         "layers": lambda r: str(r["layers"]),
         "role": lambda r: r["role"],
         "layer": lambda r: r["layer"],
     }
-    return _section("Busy time by layer", report["layers"], top, columns, ("role", "layer"))
+    return _section(report, "Busy time by layer", "layers", top, columns, ("role", "layer"))
 
 
 def copies(report: Report, top: int) -> list[RenderableType]:
-    n = _per_round(report)
-    columns = {
-        "a step": lambda r: f"{r['calls'] / n:.1f}",
-        "time a step": lambda r: show_time(r["duration_ns"] / n),
+    duration = _a_step(report, "duration_ns")
+    columns: Columns = {
+        "a step": lambda r: f"{r['per_step']:.1f}",
+        "time a step": lambda r: show_time(duration(r)),
         "what": lambda r: r["what"],
     }
-    return _section("Copies and casts", report["copies"], top, columns, ("what",))
+    return _section(report, "Copies and casts", "copies", top, columns, ("what",))
 
 
 def cannot_say(report: Report) -> list[RenderableType]:
@@ -260,7 +267,7 @@ def cannot_say(report: Report) -> list[RenderableType]:
 
 
 def steps(report: Report, top: int) -> list[RenderableType]:
-    columns: dict[str, Callable[[dict], str]] = {
+    columns: Columns = {
         "step": lambda r: str(r["index"]),
         "phase": lambda r: r["phase"],
         "start": lambda r: show_time(r["start_ns"]),
@@ -271,7 +278,7 @@ def steps(report: Report, top: int) -> list[RenderableType]:
         "left out": lambda r: r["note"],
     }
     found = [device_heading(s) for s in report["summary"]]
-    return found + _section("Steps", report["steps"], top, columns, ("phase", "name", "left out"))
+    return found + _section(report, "Steps", "steps", top, columns, ("phase", "name", "left out"))
 
 
 def doctor(found: dict[str, Any]) -> list[RenderableType]:
