@@ -13,7 +13,7 @@ import pandas as pd
 
 from ling_prof.errors import TraceError
 
-ROWS = 50_000
+ROWS = 2_000  # a fetch; more only holds more memory
 REQUIRED = {"start", "end", "device"}
 
 

@@ -91,6 +91,8 @@ class _Columns:
             self.untimed += int((~keep).sum())
             events = [e for e, k in zip(events, keep, strict=True) if k]
             start, length = start[keep], length[keep]
+        if not events:
+            return
         part = self.parts[name]
         part["start"].append(start)
         part["end"].append(start + length)
@@ -100,7 +102,7 @@ class _Columns:
         part["tid"].append(self._codes("tid", map(attrgetter("tid"), events)))
         if name in ("gpu", "api", "sync"):
             args = arguments(events)
-            part["corr"].append(_ints(a.correlation for a in args))
+            part["corr"].append(_ints(map(attrgetter("correlation"), args)))
         if name == "gpu":
             self._append_gpu(part, args)
         if name == "sync":
@@ -109,14 +111,17 @@ class _Columns:
 
     def _append_gpu(self, part: dict[str, list], args: list[Args]) -> None:
         for key in ("device", "stream", "bytes", "graph_id", "graph_node"):
-            part[key].append(_ints(getattr(a, key) for a in args))
-        part["regs"].append(_ints(a.registers for a in args))
-        part["smem"].append(_ints(a.shared_memory for a in args))
+            part[key].append(_ints(map(attrgetter(key), args)))
+        part["regs"].append(_ints(map(attrgetter("registers"), args)))
+        part["smem"].append(_ints(map(attrgetter("shared_memory"), args)))
         for key in ("grid", "block"):
-            part[key].append(self._codes("shape", (bytes(getattr(a, key)) for a in args)))
+            part[key].append(self._codes("shape", map(bytes, map(attrgetter(key), args))))
 
     def _codes(self, space: str, values: Iterable) -> np.ndarray:
-        return np.fromiter(map(self.names[space].__getitem__, values), np.int32)
+        values = list(values)
+        if values.count(values[0]) == len(values):  # one thread, most often
+            return np.full(len(values), self.names[space][values[0]], np.int32)
+        return np.fromiter(map(self.names[space].__getitem__, values), np.int32, len(values))
 
     def take(self, name: str) -> dict[str, np.ndarray]:
         """The columns of one table, concatenated; releases the parts."""
