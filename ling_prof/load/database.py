@@ -41,10 +41,13 @@ class Database:
         return name in self.columns and self.connection.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone() is not None
 
     def integers(self, name: str, wanted: dict[str, str], where: str = "") -> dict[str, np.ndarray]:
-        """Columns (result name -> SQL over columns) as int64 arrays; NULL, and what this schema lacks, become -1.
+        """Columns (result name -> SQL over columns) as int64 arrays; NULL, and what this schema lacks, become -1;
+        rows without a time are left out.
 
         Raises TraceError when it lacks a column without which nothing can be said.
         """
+        if not where and {"start", "end"} <= wanted.keys():
+            where = "WHERE start IS NOT NULL AND end IS NOT NULL"
         select = [f"COALESCE({self._known(name, key, sql)}, -1)" for key, sql in wanted.items()]
         rows = self.connection.execute(f"SELECT COUNT(*) FROM {name} {where}").fetchone()[0]
         out = {key: np.empty(rows, np.int64) for key in wanted}
