@@ -54,20 +54,12 @@ def main() -> None:
         sys.exit(0)
 
 
-def _options(
-    steps: str | None = None,
-    device: int | None = None,
-    stream: int | None = None,
-    skip: int = 0,
-    focus: str = "decode",
-    tpot: str | None = None,
-    accept: float = 1.0,
-) -> "Options":
+def _options(unprofiled_tpot: str | None = None, **others: Any) -> "Options":
     from ling_prof.units import parse_time
     from ling_prof.view import Options
 
-    unprofiled = None if tpot is None else parse_time(tpot, "--unprofiled-tpot")
-    return Options(steps, device, stream, skip, focus, unprofiled, accept)
+    unprofiled = None if unprofiled_tpot is None else parse_time(unprofiled_tpot, "--unprofiled-tpot")
+    return Options(unprofiled_tpot=unprofiled, **others)
 
 
 def _load(path: Path, partial: bool = False) -> "Trace":
@@ -100,32 +92,46 @@ def _print_json(data: Any) -> None:
     print(json.dumps(data, indent=1, allow_nan=False))
 
 
-@app.command()
-def report(
-    trace: TracePath,
-    steps: Steps = None,
-    device: Device = None,
-    stream: Stream = None,
-    skip: Skip = 0,
-    focus: Focus = "decode",
-    unprofiled_tpot: Tpot = None,
-    accept_length: Accept = 1.0,
-    partial: Partial = False,
-    top: Top = 5,
-    as_json: AsJson = False,
-) -> None:
-    """The decode steps: ledger, roles, blocking calls, launches, gaps, and what the trace cannot say."""
-    found = _report(trace, _options(steps, device, stream, skip, focus, unprofiled_tpot, accept_length), partial)
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "report": (),
+    "ledger": (),
+    "syncs": ("syncs", "seams"),
+    "gaps": ("gaps",),
+    "kernels": ("kernels", "layers", "copies"),
+    "steps": ("steps",),
+    "launches": ("launches", "graphs"),
+}
+HELP = {
+    "report": "The decode steps: ledger, roles, blocking calls, launches, gaps, and what the trace cannot say.",
+    "ledger": "Mean, p50 and p99 of each class; the means add up to the wall time.",
+    "syncs": "Calls that make the host wait, with their site, and host code that keeps the device waiting.",
+    "gaps": "The largest idle gaps, the kernels around them, and why.",
+    "kernels": "Busy time by role, kernel and layer; copies and casts.",
+    "steps": "How steps were found, and each one with its wall and busy time.",
+    "launches": "Launches, run-ahead, and CUDA graphs.",
+}
+
+
+def _answer(name: str, found: "Report", top: int, as_json: bool) -> None:
+    """Prints the part of a report that a command is for; as JSON all of it."""
     if as_json:
         print(found.to_json(indent=1))
-    else:
-        from ling_prof.render.text import render
+        return
+    from ling_prof.render import text
 
-        _print(render(found, top))
+    if name == "report":
+        _print(text.render(found, top))
+        return
+    parts = [text.header(found)]
+    for summary in found["summary"] if name in ("ledger", "kernels") else ():
+        parts += [text.device_heading(summary), (text.ledger if name == "ledger" else text.roles)(summary)]
+    for key in SECTIONS[name]:
+        parts += getattr(text, key)(found, top)
+    _print(*parts, *text.cannot_say(found))
 
 
-def _section(name: str, sections: Callable[["Report", int], list[Any]]) -> Callable[..., None]:
-    """A command that shows one part of the report."""
+def _reader(name: str, rows: int) -> Callable[..., None]:
+    """A command that reads a trace and answers with `rows` rows a table."""
 
     def command(
         trace: TracePath,
@@ -137,52 +143,18 @@ def _section(name: str, sections: Callable[["Report", int], list[Any]]) -> Calla
         unprofiled_tpot: Tpot = None,
         accept_length: Accept = 1.0,
         partial: Partial = False,
-        top: Top = 20,
+        top: Top = rows,
         as_json: AsJson = False,
     ) -> None:
-        found = _report(trace, _options(steps, device, stream, skip, focus, unprofiled_tpot, accept_length), partial)
-        if as_json:
-            keys = ("schema", "trace", "options", "summary", "cannot_say")
-            _print_json({key: found[key] for key in keys} | {key: found[key] for key in SECTIONS[name]})
-        else:
-            _print(*sections(found, top))
+        chosen = {"steps": steps, "device": device, "stream": stream, "skip": skip, "focus": focus}
+        options = _options(unprofiled_tpot, accept_length=accept_length, **chosen)
+        _answer(name, _report(trace, options, partial), top, as_json)
 
     return command
 
 
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "ledger": ("steps",),
-    "syncs": ("syncs", "seams"),
-    "gaps": ("gaps",),
-    "kernels": ("kernels", "layers", "copies"),
-    "steps": ("steps",),
-    "launches": ("launches", "graphs"),
-}
-HELP = {
-    "ledger": "Mean, p50 and p99 of each class; the means add up to the wall time.",
-    "syncs": "Calls that make the host wait, with their site, and host code that keeps the device waiting.",
-    "gaps": "The largest idle gaps, the kernels around them, and why.",
-    "kernels": "Busy time by role, kernel and layer; copies and casts.",
-    "steps": "How steps were found, and each one with its wall and busy time.",
-    "launches": "Launches, run-ahead, and CUDA graphs.",
-}
-
-
-def _show(name: str) -> Callable[["Report", int], list[Any]]:
-    def sections(found: "Report", top: int) -> list[Any]:
-        from ling_prof.render import text
-
-        heading = [text.header(found)]
-        for summary in found["summary"] if name in ("ledger", "kernels") else ():
-            heading += [text.device_heading(summary), (text.ledger if name == "ledger" else text.roles)(summary)]
-        keys = () if name == "ledger" else SECTIONS[name]
-        return heading + [part for key in keys for part in getattr(text, key)(found, top)] + text.cannot_say(found)
-
-    return sections
-
-
 for _name in SECTIONS:
-    app.command(_name, help=HELP[_name])(_section(_name, _show(_name)))
+    app.command(_name, help=HELP[_name])(_reader(_name, rows=5 if _name == "report" else 20))
 
 
 @app.command()
@@ -206,7 +178,8 @@ def check(
     from ling_prof.check import judge, parse_limits
 
     limits = parse_limits(max_class)
-    rows = judge(_report(trace, _options(steps, device, None, skip, focus, unprofiled_tpot, accept_length)), limits)
+    chosen = {"steps": steps, "device": device, "skip": skip, "focus": focus, "accept_length": accept_length}
+    rows = judge(_report(trace, _options(unprofiled_tpot, **chosen)), limits)
     if as_json:
         _print_json({"schema": "ling-prof.check/1", "limits": rows})
     else:
@@ -248,7 +221,7 @@ def export(
     from ling_prof.export import export as write
 
     assert folder is not None
-    files = write(_load(trace, partial), folder, kind, _options(steps, device))
+    files = write(_load(trace, partial), folder, kind, _options(steps=steps, device=device))
     if as_json:
         _print_json({"schema": "ling-prof.export/1", "folder": str(folder), "files": files})
     else:
@@ -279,7 +252,7 @@ def demo(top: Top = 5, as_json: AsJson = False) -> None:
     from ling_prof.bundled import demo as recording
 
     path, tpot = recording()
-    report(path, unprofiled_tpot=tpot, top=top, as_json=as_json)
+    _answer("report", _report(path, _options(tpot)), top, as_json)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -297,7 +270,8 @@ def record(
     """Runs a command under Nsight Systems with the right flags, then reports: ling-prof record -- python decode.py"""
     from ling_prof.record import nsys
 
-    report(nsys(context.args, output, range_, api_range, quiet=as_json), as_json=as_json)
+    path = nsys(context.args, output, range_, api_range, quiet=as_json)
+    _answer("report", _report(path, _options()), 5, as_json)
 
 
 if __name__ == "__main__":
