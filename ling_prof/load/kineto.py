@@ -169,44 +169,49 @@ def _ints(values: Iterable[int]) -> np.ndarray:
 
 
 def _build(reading: Reading, columns: _Columns) -> Trace:
-    missing = _missing_tables(columns)
-    api = _api(columns) if "api" in columns.parts else None
-    gpu, early = without_corrupt(_gpu(columns, api), api[0] if api else None) if "gpu" in columns.parts else (None, 0)
-    frames = {
-        "gpu": gpu,
-        "api": api and api[0],
-        "host": _named(columns, "host") if "host" in columns.parts else None,
-        "overhead": _named(columns, "overhead") if "overhead" in columns.parts else table("overhead"),
-        "sync": _sync(columns, api[0] if api else None) if "sync" in columns.parts else None,
-    }
-    if not any(frame is not None and len(frame) for frame in frames.values()) and columns.untimed:
-        raise TraceError(
-            reading.path, f"{columns.untimed} events, none with a time", "record again with torch.profiler"
-        )
-    if all(frame is None for key, frame in frames.items() if key != "overhead"):
-        raise TraceError(
-            reading.path,
-            f"{columns.events} events, none of them of the torch profiler (kernel, cpu_op, cuda_runtime, ...)",
-            "give a trace written by torch.profiler",
-        )
-    origin = min(int(f["start"].iloc[0]) for f in frames.values() if f is not None and len(f))
+    frames, early = _frames(columns)
+    _refuse_nothing(reading, columns, frames)
+    origin = min(int(frame["start"].iloc[0]) for frame in frames.values() if len(frame))
     for frame in frames.values():
-        if frame is not None:
-            frame[["start", "end"]] -= origin
-    tables = {
-        key: frame if frame is not None and len(frame) else missing.get(key, frame) for key, frame in frames.items()
-    }
-    base = reading.meta.get("baseTimeNanoseconds")
+        frame[["start", "end"]] -= origin
+    missing = _missing_tables()
+    tables = {key: frames[key] if len(frames.get(key, ())) else missing[key] for key in missing}
+    base = integer(reading.meta.get("baseTimeNanoseconds"))
     return Trace(
         path=str(reading.path),
         format="kineto",
-        tables={**tables, "capture": missing["capture"]},
-        epoch_ns=origin + max(integer(base), 0),
+        tables={**tables, "overhead": frames.get("overhead", table("overhead"))},
+        epoch_ns=origin + max(base, 0),
         devices=_devices(reading.meta),
         lock=_lock(reading.meta),
         lacks=_lacks(frames),
         notes=_notes(reading, columns, early),
     )
+
+
+def _frames(columns: _Columns) -> tuple[dict[str, pd.DataFrame], int]:
+    """The tables the file holds rows of, and how many GPU records were too corrupt to keep."""
+    present, early = set(columns.parts), 0
+    frames: dict[str, pd.DataFrame] = {n: _named(columns, n) for n in ("host", "overhead") if n in present}
+    api, groups = _api(columns) if "api" in present else (None, None)
+    if api is not None:
+        frames["api"] = api
+    if "gpu" in present:
+        frames["gpu"], early = without_corrupt(_gpu(columns, api, groups), api)
+    if "sync" in present:
+        frames["sync"] = _sync(columns, api)
+    return frames, early
+
+
+def _refuse_nothing(reading: Reading, columns: _Columns, frames: dict[str, pd.DataFrame]) -> None:
+    """Raises TraceError for a file without a single row of the torch profiler."""
+    if any(len(frame) for key, frame in frames.items() if key != "overhead"):
+        return
+    if columns.untimed:
+        found = f"{columns.untimed} events, none with a time"
+        raise TraceError(reading.path, found, "record again with torch.profiler")
+    found = f"{columns.events} events, none of them of the torch profiler (kernel, cpu_op, cuda_runtime, ...)"
+    raise TraceError(reading.path, found, "give a trace written by torch.profiler")
 
 
 def _times(cols: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -239,7 +244,7 @@ def _api(columns: _Columns) -> tuple[pd.DataFrame, np.ndarray]:
     return frame, columns.groups(cols["pid"])[order]
 
 
-def _gpu(columns: _Columns, api: tuple[pd.DataFrame, np.ndarray] | None) -> pd.DataFrame:
+def _gpu(columns: _Columns, api: pd.DataFrame | None, groups: np.ndarray | None) -> pd.DataFrame:
     cols = columns.take("gpu")
     names = columns.category("gpu", cols["name"])
     copies = [_copy(name) for name in names.categories]
@@ -260,9 +265,9 @@ def _gpu(columns: _Columns, api: tuple[pd.DataFrame, np.ndarray] | None) -> pd.D
         },
     )
     frame, order = sort_rows(frame)
-    if api is None:
+    if api is None or groups is None:
         return frame
-    return _link(frame, columns.groups(cols["pid"])[order], *api)
+    return _link(frame, columns.groups(cols["pid"])[order], api, groups)
 
 
 def _link(gpu: pd.DataFrame, gpu_group: np.ndarray, api: pd.DataFrame, api_group: np.ndarray) -> pd.DataFrame:
@@ -304,7 +309,7 @@ def _absent(corr: np.ndarray | pd.Series, mark: int) -> np.ndarray:
     return np.where(np.asarray(corr) > 0, corr, mark)
 
 
-def _missing_tables(columns: _Columns) -> dict[str, Missing]:
+def _missing_tables() -> dict[str, Missing]:
     cuda = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
     return {
         "gpu": Missing(
@@ -325,9 +330,9 @@ def _missing_tables(columns: _Columns) -> dict[str, Missing]:
     }
 
 
-def _lacks(frames: dict[str, pd.DataFrame | None]) -> dict[str, Missing]:
+def _lacks(frames: dict[str, pd.DataFrame]) -> dict[str, Missing]:
     lacks = {}
-    host, gpu = frames["host"], frames["gpu"]
+    host, gpu = frames.get("host"), frames.get("gpu")
     if host is None or not (host["kind"] == "python").any():
         lacks["host.python"] = Missing("Python functions", "recorded without stacks", "record with with_stack=True")
     if gpu is None or not (gpu["graph_node"] >= 0).any():
