@@ -1,5 +1,7 @@
 """The ling-prof command. One small function a command; its docstring is its help. Heavy imports happen inside."""
 
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+WIDTH = 120  # a narrower terminal wraps lines: numbers are never cut
+SIGPIPE = 141
+
 TracePath = Annotated[
     Path, typer.Argument(metavar="TRACE", help="Kineto .json/.json.gz/.zip, Nsight .sqlite(.gz) or .nsys-rep.")
 ]
@@ -41,17 +46,35 @@ Partial = Annotated[bool, typer.Option("--partial", help="Accept a JSON file tha
 Top = Annotated[int, typer.Option(min=1, help="Rows to show in each table.")]
 
 
+class ReaderGone(Exception):
+    """What reads our output (head, less) has closed it: nothing more to say."""
+
+
 def main() -> None:
     """Runs the command line; a UserError ends in its sentence on stderr and exit code 2."""
     try:
         app()
     except UserError as error:
-        print(f"ling-prof: {error}", file=sys.stderr)
+        from ling_prof.units import one_line
+
+        print(f"ling-prof: {one_line(str(error))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:
-        # The reader (head, less) has gone: nothing more to say, also not at interpreter exit.
-        sys.stderr.close()
-        sys.exit(0)
+    except ReaderGone:
+        sys.exit(SIGPIPE)
+
+
+def _say(text: str) -> None:
+    """Writes to stdout. Raises UserError when that fails: an exit code of 1 is for `check` alone."""
+    if sys.stdout is None:
+        raise UserError("the output cannot be written (standard output is closed).")
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # What is left in the buffer must not be tried again at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise ReaderGone from None
+        raise UserError(f"the output cannot be written ({error.strerror}).") from None
 
 
 def _options(unprofiled_tpot: str | None = None, **others: Any) -> "Options":
@@ -80,16 +103,21 @@ def _report(path: Path, options: "Options", partial: bool = False) -> "Report":
 
 
 def _print(*parts: Any) -> None:
+    import io
+
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, soft_wrap=False)
-    console.print(*parts, sep="\n")
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = max(WIDTH, shutil.get_terminal_size().columns) if terminal else 160
+    page = io.StringIO()
+    Console(file=page, width=width, force_terminal=terminal, highlight=False).print(*parts, sep="\n")
+    _say(page.getvalue().rstrip("\n"))
 
 
 def _print_json(data: Any) -> None:
     import json
 
-    print(json.dumps(data, indent=1, allow_nan=False))
+    _say(json.dumps(data, indent=1, allow_nan=False))
 
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -115,7 +143,7 @@ HELP = {
 def _answer(name: str, found: "Report", top: int, as_json: bool) -> None:
     """Prints the part of a report that a command is for; as JSON all of it."""
     if as_json:
-        print(found.to_json(indent=1))
+        _say(found.to_json(indent=1))
         return
     from ling_prof.render import text
 
@@ -124,7 +152,9 @@ def _answer(name: str, found: "Report", top: int, as_json: bool) -> None:
         return
     parts = [text.header(found)]
     for summary in found["summary"] if name in ("ledger", "kernels") else ():
-        parts += [text.device_heading(summary), (text.ledger if name == "ledger" else text.roles)(summary)]
+        parts.append(text.device_heading(summary))
+        if summary["rounds"]:
+            parts.append((text.ledger if name == "ledger" else text.roles)(summary))
     for key in SECTIONS[name]:
         parts += getattr(text, key)(found, top)
     _print(*parts, *text.cannot_say(found))
@@ -183,8 +213,7 @@ def check(
     if as_json:
         _print_json({"schema": "ling-prof.check/1", "limits": rows})
     else:
-        for row in rows:
-            print(row["sentence"])
+        _say("\n".join(row["sentence"] for row in rows))
     raise typer.Exit(0 if all(row["ok"] for row in rows) else 1)
 
 
@@ -225,7 +254,7 @@ def export(
     if as_json:
         _print_json({"schema": "ling-prof.export/1", "folder": str(folder), "files": files})
     else:
-        print(f"{folder}: {', '.join(files)}")
+        _say(f"{folder}: {', '.join(files)}")
 
 
 @app.command("list")

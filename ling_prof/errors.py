@@ -18,6 +18,6 @@ class Missing(UserError):
     Attributes: `what` is absent, `why` (not traced, none recorded, hidden by a mode), `remedy` (how to record it).
     """
 
-    def __init__(self, what: str, why: str, remedy: str):
-        super().__init__(f"cannot say {what}: {why}; {remedy}.")
+    def __init__(self, what: str, why: str, remedy: str, path: object = None):
+        super().__init__(f"{f'{path}: ' if path else ''}cannot say {what}: {why}; {remedy}.")
         self.what, self.why, self.remedy = what, why, remedy

@@ -1,5 +1,6 @@
 """The tables of a trace as Parquet or CSV files: all of them, or none."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -62,5 +63,6 @@ def _write(frame: pd.DataFrame, path: Path, kind: str) -> str:
     if kind == "parquet":
         frame.to_parquet(path, index=False)
     else:
-        frame.to_csv(path, index=False)
+        nested = {key: frame[key].map(json.dumps) for key in ("classes", "stack") if key in frame}
+        frame.assign(**nested).to_csv(path, index=False)
     return path.name

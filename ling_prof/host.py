@@ -10,7 +10,6 @@ import numpy as np
 
 from ling_prof import intervals as iv
 from ling_prof.intervals import distinct
-from ling_prof.roles import layer_kind
 from ling_prof.trace import Trace, thread_keys
 
 LIBRARY = re.compile(
@@ -124,13 +123,14 @@ class Host:
 
     def site(self, row: int) -> str:
         """'aten::item < f (file.py:12) < g (file.py:3)': the operator, then the nearest functions of the user's own, or
-        else the innermost range, its numbers replaced by N."""
+        else the innermost range, the number it ends in replaced by N."""
         chain = self.chain(row)
         kinds = [self.kinds[r] for r in chain]
         operators = [self.name(r) for r, k in zip(chain, kinds, strict=True) if k == "op"]
         public = [n for n in operators if not n.split("::")[-1].startswith("_")]
         own = [place(self.name(r)) for r in chain if self.is_own[r]][:DEPTH]
-        named = [layer_kind(self.name(r)) for r, k in zip(chain, kinds, strict=True) if k in ("annotation", "nvtx")][:1]
+        named = [self.name(r) for r, k in zip(chain, kinds, strict=True) if k in ("annotation", "nvtx")][:1]
+        named = [re.sub(r"\d+$", "N", name) for name in named]
         return " < ".join([*(public or operators)[:1], *(own or named)])
 
     def stack(self, row: int) -> list[str]:

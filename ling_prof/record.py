@@ -63,6 +63,8 @@ def profile(
     import torch
     from torch.profiler import ProfilerActivity, record_function
 
+    if not Path(path).absolute().parent.is_dir():
+        raise UserError(f"{path} cannot be written: its folder does not exist.")
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     number = 0
 
@@ -74,8 +76,11 @@ def profile(
         with record_function(name), torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext():
             yield
 
-    with torch.profiler.profile(activities=activities, with_stack=stacks, with_modules=modules) as profiler:
-        yield step
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    profiler.export_chrome_trace(str(path))
+    profiler = torch.profiler.profile(activities=activities, with_stack=stacks, with_modules=modules)
+    try:
+        with profiler:
+            yield step
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+    finally:
+        profiler.export_chrome_trace(str(path))

@@ -205,16 +205,18 @@ def summary(view: View) -> dict[str, Any]:
     return out | _ruler(view, ledger)
 
 
-def _spread(values: pd.Series) -> dict[str, int]:
+def _spread(values: pd.Series) -> dict[str, int | None]:
     if not len(values):
-        return {"mean": 0, "p50": 0, "p99": 0}
+        return {"mean": None, "p50": None, "p99": None}
     return {"mean": round(values.mean()), "p50": round(values.quantile(0.5)), "p99": round(values.quantile(0.99))}
 
 
-def _spreads(per_round: pd.DataFrame, names: tuple[str, ...], prefix: str, total: int) -> dict[str, dict[str, int]]:
+def _spreads(per_round: pd.DataFrame, names: tuple[str, ...], prefix: str, total: int | None) -> dict[str, Any]:
     """The spread of each column; the means are whole numbers that add up to `total`, their own mean rounded."""
+    if total is None:
+        return {name: _spread(per_round["wall"]) for name in names}
     columns = [prefix + name for name in names]
-    means = whole(per_round[columns].mean().fillna(0).to_numpy(), total)
+    means = whole(per_round[columns].mean().to_numpy(), total)
     return {n: _spread(per_round[c]) | {"mean": int(mean)} for n, c, mean in zip(names, columns, means, strict=True)}
 
 

@@ -39,10 +39,10 @@ class Steps:
     empty: int = 0  # marked steps that launched no GPU work
 
     def focus(self, which: str) -> pd.DataFrame:
-        """The steps of a focus ('prefill' or 'decode') that count in means; when there is none, the open last one."""
+        """The steps of a focus ('prefill' or 'decode') that count in means; an open last one only when it is alone."""
         chosen = self.table[self.table["phase"].isin(FOCUS[which])]
         whole = chosen[chosen["note"] == ""]
-        return whole if len(whole) else chosen[chosen["note"] == LAST]
+        return chosen if (chosen["note"] == LAST).all() else whole
 
 
 def find_steps(ops: Ops, pattern: str | None = None, skip: int = 0) -> Steps:

@@ -106,7 +106,7 @@ class Trace:
         """The table called `name`; raises `Missing` where the file has none."""
         found = self.tables[name]
         if isinstance(found, Missing):
-            raise found
+            raise Missing(found.what, found.why, found.remedy, self.path)
         return found
 
     def has(self, name: str) -> bool:
@@ -115,8 +115,8 @@ class Trace:
 
     def require(self, column: str) -> None:
         """Raises `Missing` when the file does not hold `column` (such as "gpu.graph_node")."""
-        if column in self.lacks:
-            raise self.lacks[column]
+        if found := self.lacks.get(column):
+            raise Missing(found.what, found.why, found.remedy, self.path)
         self.table(column.split(".")[0])
 
     gpu = property(lambda self: self.table("gpu"))

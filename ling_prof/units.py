@@ -16,6 +16,11 @@ def parse_time(text: str, what: str) -> int:
     return value
 
 
+def one_line(text: str) -> str:
+    """`text` with control characters, line breaks and terminal escapes written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def show_time(ns: float) -> str:
     """ns -> '812 ns', '50.0 us', '2.130 ms' or '1.250 s'."""
     for limit, size, shape, unit in SCALES:

@@ -294,3 +294,21 @@ def test_a_damaged_event_costs_no_other(neighbour, batch, tmp_path, monkeypatch)
     path = kineto(tmp_path, [*TWO, NEIGHBOURS[neighbour], damaged])
     assert busy_and_kernels(path) == {0: (15_000, 3)}
     assert load(path).notes == ("1 damaged events were repaired",)
+
+
+def test_text_after_the_events_is_counted(tmp_path):
+    whole = plain(tmp_path).read_bytes()
+    assert "bytes after the events" in " ".join(load(content(tmp_path, whole + whole, "two.json")).notes)
+
+
+def test_partial_reads_a_cut_gzip(tmp_path):
+    path = cut_gzip(tmp_path)
+    assert busy_and_kernels(path, partial=True)[0][1] > 0
+
+
+@pytest.mark.parametrize("end", [2**63 - 1, 5], ids=["centuries later", "before its start"])
+def test_an_export_with_an_impossible_time_says_what_it_left_out(end, tmp_path):
+    rows = [{"start": 100 * i, "end": 100 * i + 50, "corr": i, "name": "k"} for i in range(1, 9)]
+    trace = load(nsys(tmp_path, KERNEL=[*rows, {"start": 1_000, "end": end, "corr": 9, "name": "k"}]))
+    assert len(trace.gpu) == 8
+    assert trace.notes == ("1 records without a valid time are left out",)

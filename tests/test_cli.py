@@ -134,14 +134,24 @@ def test_help_imports_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_a_reader_that_goes_away_is_no_error():
-    done = subprocess.run(
-        f"{sys.executable} -m ling_prof.cli report {DEMO} --json | head -c 100",
-        shell=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stderr == ""
+def test_a_reader_that_goes_away_is_not_a_limit_exceeded():
+    command = f"{sys.executable} -m ling_prof.cli report {DEMO} --json | head -c 100"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("", 141)
+
+
+@pytest.mark.parametrize("place", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize("command", ["report", "report --json", "check --max-class wall=1s"])
+def test_an_output_that_cannot_be_written_is_said_so(command, place):
+    command = f"{sys.executable} -m ling_prof.cli {command} {DEMO} {place}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ling-prof: the output cannot be written")
+    assert done.stderr.count("\n") == 1
+
+
+def test_two_runs_print_the_same():
+    assert len({cli("report", DEMO, "--json").stdout for _ in range(3)}) == 1
 
 
 def test_list_names_every_analysis_and_recording():

@@ -68,7 +68,7 @@ def test_a_whole_report_survives_a_round_trip(case):
     trace, _ = case
     found = report(trace)
     assert type(found).from_json(found.to_json()).data == json.loads(found.to_json())
-    for summary in found["summary"]:
+    for summary in (s for s in found["summary"] if s["rounds"]):
         assert sum(row["mean"] for row in summary["ledger"].values()) == summary["wall_ns"]["mean"]
 
 

@@ -3,6 +3,8 @@
 One row per (call, site), costliest first. A device-side cudaStreamWaitEvent is not a host wait.
 """
 
+from collections import Counter
+
 import numpy as np
 import pandas as pd
 
@@ -118,4 +120,4 @@ def _waited_for(view: View, calls: np.ndarray) -> str:
         ended = order[slice(*np.searchsorted(ops.end[order], [begun, done], "right"))]
         ended = ended[(ops.launch[ended] >= 0) & (ops.launch_start[ended] < begun)]
         seen += [ops.name(int(ended[-1]))] if len(ended) else []
-    return max(set(seen), key=seen.count) if seen else ""
+    return Counter(seen).most_common(1)[0][0] if seen else ""

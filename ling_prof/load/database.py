@@ -32,7 +32,7 @@ class Database:
     """Queries by column name over tables that may be absent and columns that may not exist in this schema."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection):
-        self.path, self.connection = path, connection
+        self.path, self.connection, self.untimed = path, connection, 0
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
         self.columns = {name: {row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')} for name in names}
         self._strings: dict[int, str] | None = None
@@ -42,12 +42,10 @@ class Database:
 
     def integers(self, name: str, wanted: dict[str, str], where: str = "") -> dict[str, np.ndarray]:
         """Columns (result name -> SQL over columns) as int64 arrays; NULL, and what this schema lacks, become -1;
-        rows without a time are left out.
+        rows without a valid time are left out.
 
         Raises TraceError when it lacks a column without which nothing can be said.
         """
-        if not where and {"start", "end"} <= wanted.keys():
-            where = "WHERE start IS NOT NULL AND end IS NOT NULL"
         select = [f"COALESCE({self._known(name, key, sql)}, -1)" for key, sql in wanted.items()]
         rows = self.connection.execute(f"SELECT COUNT(*) FROM {name} {where}").fetchone()[0]
         out = {key: np.empty(rows, np.int64) for key in wanted}
@@ -61,7 +59,14 @@ class Database:
             for i, column in enumerate(out.values()):
                 column[at : at + len(some)] = block[:, i]
             at += len(some)
-        return out
+        return self._timed(out) if {"start", "end"} <= out.keys() else out
+
+    def _timed(self, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Without rows that end before they start, have no time, or end centuries later; counts those."""
+        start, end = columns["start"], columns["end"]
+        valid = (end >= start) & (start != -1) & (end < 2**62)
+        self.untimed += int((~valid).sum())
+        return columns if valid.all() else {key: column[valid] for key, column in columns.items()}
 
     def _known(self, name: str, key: str, sql: str) -> str:
         """`sql` with the columns this schema lacks as NULL."""
@@ -111,7 +116,8 @@ class Database:
     def strings(self, ids: np.ndarray, rename=lambda value: value) -> pd.Categorical:
         """String ids as a Categorical; an id StringIds lacks becomes '[unknown]'."""
         if self._strings is None:
-            self._strings = dict(self.rows("SELECT id, value FROM StringIds")) if "StringIds" in self.columns else {}
+            rows = self.rows("SELECT id, value FROM StringIds") if "StringIds" in self.columns else []
+            self._strings = {number: str(text) for number, text in rows}
         unique, codes = np.unique(ids, return_inverse=True)
         return labelled([rename(self._strings.get(int(i), "[unknown]")) for i in unique], codes)
 

@@ -30,6 +30,9 @@ SALVAGE = re.compile(r'"name"\s*:\s*"(?P<name>.*?)"\s*,\s*"(?:pid|ph|cat|ts|tid|
 NUMBER = r'"{}"\s*:\s*"?(-?[\d.eE+-]+)'
 
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
 class Args(msgspec.Struct, gc=False):
     correlation: int = -1
     device: int = -1
@@ -67,6 +70,7 @@ class Reading:
     repaired: int = 0
     dropped: int = 0
     cut: bool = False
+    trailing: int = 0
 
 
 # Not strict: HIP writes byte counts as strings.
@@ -77,7 +81,7 @@ _decode_args = msgspec.json.Decoder(list[Args], strict=False).decode
 
 def batches(reading: Reading) -> Iterator[list[Event]]:
     """Lists of events in file order. Raises TraceError for text that holds no events or ends inside them."""
-    source = pieces(reading.path, reading.progress)
+    source = pieces(reading.path, reading.progress, reading.partial)
     before, buffer = _head(reading.path, source)
     for piece in source:
         buffer += piece
@@ -146,7 +150,7 @@ def _batch(reading: Reading, buffer: bytes, edges: list[Edge]) -> tuple[list[Eve
     for edge in edges:
         try:
             return _decode(b"".join((b"[", memoryview(buffer)[: edge[0]], b"]"))), None, edge
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             pass
     text = buffer[: edges[0][0]]
     events, tail = _up_to_end(reading, text)
@@ -159,7 +163,7 @@ def _up_to_end(reading: Reading, text: bytes) -> tuple[list[Event], bytes | None
         tail = text[end.end() :].lstrip(b" \t\r\n,")
         try:
             return _decode(b"[" + text[: end.end()] + b"]"), tail
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             if _balanced_tail(tail):
                 return list(_one_by_one(reading, text[: end.end()])), tail
     return [], None
@@ -172,7 +176,7 @@ def _balanced_tail(tail: bytes) -> bool:
         return True
     try:
         msgspec.json.decode(b"{" + rest[1:])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return False
     return rest[:1] == b","
 
@@ -194,7 +198,7 @@ def _cut_off(reading: Reading, text: bytes) -> list[Event]:
     events, torn = list(_one_by_one(reading, text[:edge].rstrip().rstrip(b","))) if edge else [], text[edge:]
     try:
         return [*events, _decode_one(torn.strip().rstrip(b","))]
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return events
 
 
@@ -217,7 +221,7 @@ def _whole_event(pieces: list[bytes]) -> tuple[Event | None, int]:
     for used in range(1, len(pieces) + 1):
         try:
             return _decode_one(b",".join(pieces[:used])), used
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             pass
     return None, 1
 
@@ -233,7 +237,7 @@ def _repair(piece: bytes) -> Event | None:
     text = BAD_ESCAPE.sub(r"\\\\", piece.decode("utf-8", "replace"))
     try:
         raw = json.loads(text, strict=False, parse_float=str, parse_constant=lambda _: None)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _salvage(text)
     return _from_dict(raw) if isinstance(raw, dict) else None
 
@@ -249,14 +253,14 @@ def arguments(events: list[Event]) -> list[Args]:
     """The arguments of each event; what is absent or no number is -1."""
     try:
         return _decode_args(b"[" + b",".join([event.args for event in events]) + b"]")
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return [_arguments_of_one(bytes(event.args)) for event in events]
 
 
 def _arguments_of_one(text: bytes) -> Args:
     try:
         return _decode_args(b"[" + text + b"]")[0]
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         raw = json.loads(text.decode("utf-8", "replace"), strict=False)
     raw = raw if isinstance(raw, dict) else {}
     known: dict[str, Any] = {f.name: raw.get(f.encode_name) for f in msgspec.structs.fields(Args)}
@@ -296,7 +300,8 @@ def _finish(reading: Reading, before: bytes, tail: bytes) -> None:
         return
     try:
         around = msgspec.json.decode(before + (tail.strip() or b"]}"))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
+        reading.trailing = len(tail)
         around = _lenient(before.decode("utf-8", "replace") + "]}")
     reading.meta = {k: v for k, v in around.items() if k != "traceEvents"} if isinstance(around, dict) else {}
 

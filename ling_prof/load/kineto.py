@@ -371,6 +371,7 @@ def _notes(reading: Reading, columns: _Columns, early: int) -> tuple[str, ...]:
         f"{reading.dropped:,} events could not be read and are left out": reading.dropped,
         f"{columns.untimed:,} events without a time or a valid duration are left out": columns.untimed,
         early_note(early): early,
+        f"{reading.trailing:,} bytes after the events could not be read and are left out": reading.trailing,
         "the file ends inside its events: what comes after the cut is missing": reading.cut,
     }
     return tuple(note for note, count in met.items() if count)

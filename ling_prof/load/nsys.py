@@ -83,9 +83,13 @@ def read(path: Path, progress: Progress = lambda _: None) -> Trace:
     if plain_file:
         return _read(path, path, progress)
     with tempfile.NamedTemporaryFile(suffix=".sqlite") as plain:
-        for piece in pieces(path):
-            plain.write(piece)
-        plain.flush()
+        try:
+            for piece in pieces(path):
+                plain.write(piece)
+            plain.flush()
+        except OSError as error:
+            remedy = f"free space in {tempfile.gettempdir()} or set TMPDIR, or gunzip the file"
+            raise TraceError(path, f"it cannot be unpacked ({error.strerror})", remedy) from None
         return _read(path, Path(plain.name), progress)
 
 
@@ -134,7 +138,7 @@ def _build(path: Path, db: Database, progress: Progress) -> Trace:
         devices=_devices(db),
         lock=_lock(db, mode),
         lacks=_lacks(frames, mode),
-        notes=(early_note(early),) if early else (),
+        notes=_notes(db, early),
     )
 
 
@@ -260,7 +264,7 @@ def _threads(global_tid: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _spans(raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {"start": raw["start"], "end": np.maximum(raw["end"], raw["start"])}
+    return {"start": raw["start"], "end": raw["end"]}
 
 
 def _api(db: Database) -> pd.DataFrame:
@@ -359,6 +363,15 @@ def _lock(db: Database, mode: str) -> dict[str, object]:
         rows = db.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'CudaDriverVersion'")
         lock["cuda_driver_version"] = rows[0][0] if rows else None
     return {key: value for key, value in lock.items() if value}
+
+
+def _notes(db: Database, early: int) -> tuple[str, ...]:
+    met = {
+        early_note(early): early,
+        f"{db.untimed:,} records without a valid time are left out": db.untimed,
+        "the file has no StringIds: names are unknown": "StringIds" not in db.columns,
+    }
+    return tuple(note for note, count in met.items() if count)
 
 
 def _missing(db: Database, mode: str) -> dict[str, Missing]:

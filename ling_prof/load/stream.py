@@ -11,22 +11,23 @@ from ling_prof.errors import TraceError
 PIECE = 8 << 20
 
 
-def pieces(path: Path, progress: Callable[[float], None] = lambda _: None) -> Iterator[bytes]:
-    """The unwrapped content in pieces of at most 8 MB; `progress` is told the share of the file read.
+def pieces(path: Path, progress: Callable[[float], None] = lambda _: None, partial: bool = False) -> Iterator[bytes]:
+    """The unwrapped content in pieces of at most 8 MB.
 
-    Raises TraceError for a cut or damaged wrapper.
+    `progress` is told the share of the file read; `partial` accepts a gzip that was cut off. Raises TraceError for a
+    cut or damaged wrapper.
     """
     with open(path, "rb") as file:
-        for piece in _unwrapped(path, file):
+        for piece in _unwrapped(path, file, partial):
             progress(file.tell() / max(1, path.stat().st_size))
             yield piece
 
 
-def _unwrapped(path: Path, file: BinaryIO) -> Iterator[bytes]:
+def _unwrapped(path: Path, file: BinaryIO, partial: bool) -> Iterator[bytes]:
     magic = file.read(4)
     file.seek(0)
     if magic[:2] == b"\x1f\x8b":
-        yield from _gunzip(path, file)
+        yield from _gunzip(path, file, partial)
     elif magic == b"PK\x03\x04":
         yield from _unzip(path, file)
     else:
@@ -41,7 +42,7 @@ def head(path: Path, size: int = 64) -> bytes:
     return b""
 
 
-def _gunzip(path: Path, file: BinaryIO) -> Iterator[bytes]:
+def _gunzip(path: Path, file: BinaryIO, partial: bool) -> Iterator[bytes]:
     """Members one after the other; bytes after the last member that are not gzip are ignored."""
     inflate, members, data = zlib.decompressobj(31), 0, b""
     while data or (data := file.read(PIECE)):
@@ -61,7 +62,7 @@ def _gunzip(path: Path, file: BinaryIO) -> Iterator[bytes]:
             inflate = zlib.decompressobj(31)
             if not data and not (data := file.read(PIECE)):
                 return
-    if not members or inflate.unconsumed_tail or not inflate.eof:
+    if not partial and (not members or inflate.unconsumed_tail or not inflate.eof):
         raise TraceError(
             path,
             "the gzip data ends too early",

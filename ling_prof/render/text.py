@@ -11,8 +11,9 @@ from rich.text import Text
 
 from ling_prof.report import Report
 from ling_prof.roles import LABELS, short_name
+from ling_prof.steps import WHOLE
 from ling_prof.timeline import CLASSES, HOST_PARTS
-from ling_prof.units import show_time
+from ling_prof.units import one_line, show_time
 
 FIXES = {
     "busy": "fewer bytes, better kernels",
@@ -34,7 +35,7 @@ def render(report: Report, top: int = TOP) -> RenderableType:
     """The whole report."""
     parts: list[RenderableType] = [header(report)]
     for summary in report["summary"]:
-        parts += [device_heading(summary), ledger(summary), roles(summary)]
+        parts += [device_heading(summary), *(table(summary) for table in (ledger, roles) if summary["rounds"])]
     for section in (syncs, seams, launches, graphs, gaps, kernels, layers, copies):
         parts += section(report, top)
     return Group(*parts, *cannot_say(report))
@@ -43,15 +44,17 @@ def render(report: Report, top: int = TOP) -> RenderableType:
 def header(report: Report) -> RenderableType:
     trace = report["trace"]
     devices = ", ".join(sorted({d["name"] for d in trace["devices"]}))
-    lines = [Text(trace["path"], style="bold"), Text(f"{trace['format']} recording, {devices}")]
+    lines = [Text(one_line(trace["path"]), style="bold"), Text(f"{trace['format']} recording, {devices}")]
     return Group(*lines, *(Text(f"note: {note}", style="yellow") for note in trace["notes"]))
 
 
 def device_heading(summary: dict[str, Any]) -> RenderableType:
-    found = ", ".join(f"{n} {phase}" for phase, n in summary["steps"].items())
+    found = ", ".join(f"{n} {phase}" for phase, n in summary["steps"].items()) + f" steps, by {summary['source']}"
+    if summary["source"] == WHOLE:
+        found = "no step found, the whole recording counts as one"
     kind = " of several parts each" if summary["counted"] > summary["rounds"] else ""
     lines = [
-        f"\ndevice {summary['device']}: {found} steps, by {summary['source']}",
+        f"\ndevice {summary['device']}: {found}",
         f"the means are over {summary['rounds']} {summary['focus']} rounds{kind}"
         + "".join(f"; left out: {x}" for x in summary["left_out"]),
         summary["ruler"],
@@ -146,7 +149,7 @@ def _section(
         columns = {"device": lambda r: str(r["device"]), **columns}
     table = _table(title + (f" (top {top} of {len(rows)})" if len(rows) > top else ""), *columns, left=left)
     for row in rows[:top]:
-        table.add_row(*(Text(show(row)) for show in columns.values()))
+        table.add_row(*(Text(one_line(show(row))) for show in columns.values()))
     return [table]
 
 
