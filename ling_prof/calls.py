@@ -23,6 +23,7 @@ RECORD_KIND = {
     "device": re.compile(r"(Device|Ctx|Thread)Synchronize"),
 }
 GRAPH_LAUNCH = re.compile(r"^(cuda|cu|hip)GraphLaunch")
+LAUNCH = re.compile(r"^(cuda|cu|hip)(GraphLaunch|(Ext|Module|ExtModule)?Launch(Cooperative)?Kernel)")
 
 
 def bare_name(name: str) -> str:

@@ -187,6 +187,15 @@ for _name in SECTIONS:
     app.command(_name, help=HELP[_name])(_reader(_name, rows=5 if _name == "report" else 20))
 
 
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if show:
+        from ling_prof import __version__
+
+        _say(__version__)
+        raise typer.Exit
+
+
 @app.command()
 def check(
     trace: TracePath,

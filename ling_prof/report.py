@@ -13,7 +13,7 @@ from ling_prof.analyses.ledger import whole
 from ling_prof.callable_module import make_callable
 from ling_prof.errors import Missing, UserError
 from ling_prof.roles import ROLES
-from ling_prof.steps import FOCUS, NO_STEPS, WHOLE, lost_replays
+from ling_prof.steps import FOCUS, NO_STEPS, WHOLE, lost_launches
 from ling_prof.timeline import CLASSES, HOST_CLASSES, HOST_PARTS
 from ling_prof.trace import Trace
 from ling_prof.view import Options, View, views
@@ -102,7 +102,7 @@ def _cannot(asked: str, missing: Missing) -> dict[str, str]:
 
 def _gaps_in_knowledge(view: View) -> list[dict[str, str]]:
     """What this trace cannot answer although every analysis ran."""
-    checks = (_no_steps, _none_counts, _empty_steps, _lost_graphs, _opaque_graphs, _no_stacks, _unlinked, _one_rank)
+    checks = (_no_steps, _none_counts, _empty_steps, _lost_launches, _opaque_graphs, _no_stacks, _unlinked, _one_rank)
     return [_cannot(*found) for check in checks if (found := check(view))]
 
 
@@ -128,9 +128,9 @@ def _empty_steps(view: View) -> Gap:
     return ("What happened in every marked step?", missing) if view.steps.empty else None
 
 
-def _lost_graphs(view: View) -> Gap:
-    lost = len(lost_replays(view.ops))
-    why = f"{lost} CUDA-graph launches left no GPU activity in the recording: what looks idle then may be busy"
+def _lost_launches(view: View) -> Gap:
+    lost = len(lost_launches(view.ops))
+    why = f"{lost} launches of kernels or graphs left no GPU activity in the recording: what looks idle may be busy"
     remedy = "record fewer steps at once, or start and stop recording between steps"
     missing = Missing("their idle time", why, remedy)
     return ("Was the device idle in under-recorded steps?", missing) if lost else None

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ling_prof import calls
+from ling_prof import intervals as iv
 from ling_prof.errors import Missing
 from ling_prof.marks import DECODE, PREFILL, Mark, find_marks
 from ling_prof.ops import Ops
@@ -16,7 +17,7 @@ from ling_prof.ops import Ops
 FOCUS = {PREFILL: (PREFILL,), DECODE: (DECODE, "draft", "verify", "extend", "step")}
 WARM_UP, PAUSE = 1.5, 10  # times the median step
 LAST = "last: nothing after it shows where it ends"
-LOST = "under-recorded: a CUDA-graph launch in it left no GPU activity"
+LOST = "under-recorded: a launch in it left no GPU activity"
 WHOLE = "none found: the whole recording counts as one step"
 NO_STEPS = Missing(
     "where a decode step begins",
@@ -67,7 +68,7 @@ def _table(ops: Ops, marks: list[Mark], skip: int) -> pd.DataFrame:
     phase = np.where(number < 0, PREFILL, [m.phase for m in marks])
     table = pd.DataFrame({"phase": phase, "name": [m.name for m in marks], "device": ops.device, "start": start})
     table = table.assign(end=end, round=number)
-    lost = np.searchsorted([m.begun for m in marks], lost_replays(ops), "right") - 1
+    lost = np.searchsorted([m.begun for m in marks], lost_launches(ops), "right") - 1
     table["note"] = _notes(table, last_end, skip, lost[lost >= 0])
     paused = (table["note"] == "before a pause").to_numpy()
     table["end"] = np.where(paused, np.minimum(last_end, end), end)
@@ -115,14 +116,25 @@ def _notes(table: pd.DataFrame, last_end: np.ndarray, skip: int, lost: np.ndarra
     return np.where(notes == "", [reason.get(r, "") for r in rounds], notes)
 
 
-def lost_replays(ops: Ops) -> np.ndarray:
-    """When this device's processes launched graphs of which the recording holds no op, ns on the host."""
+def lost_launches(ops: Ops) -> np.ndarray:
+    """When this device's processes launched kernels or graphs of which the recording holds no op, ns on the host.
+
+    Where some ops have no recorded launch, theirs may be the kernels that seem lost: then graphs alone are looked at.
+    """
     if not ops.trace.has("api"):
         return np.empty(0, np.int64)
-    api = ops.trace.api
-    launched = np.flatnonzero(calls.matching(api["name"].array, calls.GRAPH_LAUNCH) & ops.own_calls)
-    known = np.isin(launched, ops.trace.gpu["api_row"].to_numpy())
-    return api["start"].to_numpy()[launched[~known]]
+    api, linked = ops.trace.api, ops.trace.gpu["api_row"].to_numpy()
+    pattern = calls.LAUNCH if (linked >= 0).all() else calls.GRAPH_LAUNCH
+    launched = np.flatnonzero(calls.matching(api["name"].array, pattern) & ops.own_calls)
+    at = api["start"].to_numpy()[launched[~np.isin(launched, linked)]]
+    return at[~iv.contains(_captures(api), at)]
+
+
+def _captures(api: pd.DataFrame) -> iv.Union:
+    """When a stream was being captured: what is launched then runs only in the graph."""
+    begin, end = (api[api["name"] == f"cudaStream{what}Capture"] for what in ("Begin", "End"))
+    pairs = min(len(begin), len(end))
+    return iv.union(begin["start"].to_numpy()[:pairs], end["end"].to_numpy()[:pairs])
 
 
 def _warm_up(wall: np.ndarray, rounds: np.ndarray) -> np.ndarray:

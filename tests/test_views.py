@@ -120,3 +120,15 @@ def test_calls_of_another_process_are_not_this_device_s():
     api = trace.api.assign(pid=[PID + (n == "cudaDeviceSynchronize") for n in trace.api["name"]])
     other = replace(trace, tables={**trace.tables, "api": api})
     assert set(run("syncs", view(other))["api"]) == {"cudaStreamSynchronize"}
+
+
+def test_a_kernel_launch_without_its_kernel_leaves_out_the_step():
+    recording = decode().call("cudaLaunchKernel", 1_260, 1_265, 77)
+    found = report(recording.trace())
+    assert [s["note"][:14] for s in found["steps"]] == ["", "", "under-recorded", "", "last: nothing "]
+
+
+def test_what_is_launched_while_a_graph_is_captured_is_not_lost():
+    recording = decode().call("cudaStreamBeginCapture", 1_255, 1_256).call("cudaStreamEndCapture", 1_270, 1_271)
+    recording.call("cudaLaunchKernel", 1_260, 1_265, 77)
+    assert [s["note"][:14] for s in report(recording.trace())["steps"]] == ["", "", "", "", "last: nothing "]

@@ -139,10 +139,9 @@ Columns = dict[str, Callable[[dict], str]]
 
 
 def _section(
-    report: Report, title: str, key: str, top: int, columns: Columns, left: Sequence[str]
+    report: Report, title: str, rows: list[dict], top: int, columns: Columns, left: Sequence[str]
 ) -> list[RenderableType]:
-    """A table of one list of the report; with a device column when there are several."""
-    rows = report[key]
+    """A table of rows of the report; with a device column when there are several."""
     if not rows:
         return []
     if len(report["summary"]) > 1:
@@ -170,10 +169,13 @@ def syncs(report: Report, top: int) -> list[RenderableType]:
         "waited for": lambda r: short_name(r["waited_for"], 30) or "nothing running",
         "site": lambda r: r["site"] or r["range"] or "(no stack recorded)",
     }
-    found = _section(
-        report, "Costliest blocking calls, per step", "syncs", top, columns, ("call", "waited for", "site")
-    )
-    return found or [Text("\nNo call in this recording makes the host wait for the device.")]
+    chosen = [row for row in report["syncs"] if row["focus_calls"]]
+    elsewhere = len(report["syncs"]) - len(chosen)
+    note = [Text(f"{elsewhere} more outside these steps (--json has them)")] if elsewhere else []
+    if not chosen:
+        return [Text("\nNo call in these steps makes the host wait for the device."), *note]
+    left = ("call", "waited for", "site")
+    return _section(report, "Costliest blocking calls, per step", chosen, top, columns, left) + note
 
 
 def seams(report: Report, top: int) -> list[RenderableType]:
@@ -183,7 +185,9 @@ def seams(report: Report, top: int) -> list[RenderableType]:
         "%": lambda r: f"{100 * r['share']:.1f}",
         "the host was in": lambda r: r["site"] or "(nothing recorded)",
     }
-    return _section(report, "Host code that keeps the device waiting", "seams", top, columns, ("the host was in",))
+    return _section(
+        report, "Host code that keeps the device waiting", report["seams"], top, columns, ("the host was in",)
+    )
 
 
 def launches(report: Report, top: int) -> list[RenderableType]:
@@ -198,7 +202,7 @@ def launches(report: Report, top: int) -> list[RenderableType]:
         "queued": lambda r: f"{r['queued_median']:.0f}",
         "starved": lambda r: str(r["starved"]),
     }
-    return _section(report, "Launches, and how far they run ahead of the device", "launches", top, columns, ())
+    return _section(report, "Launches, and how far they run ahead of the device", report["launches"], top, columns, ())
 
 
 def graphs(report: Report, top: int) -> list[RenderableType]:
@@ -212,7 +216,7 @@ def graphs(report: Report, top: int) -> list[RenderableType]:
         "launch call": lambda r: show_time(r["call_ns"]),
         "first": lambda r: short_name(r["first_kernel"], 40),
     }
-    return _section(report, "CUDA graphs (medians)", "graphs", top, columns, ("first",))
+    return _section(report, "CUDA graphs (medians)", report["graphs"], top, columns, ("first",))
 
 
 def gaps(report: Report, top: int) -> list[RenderableType]:
@@ -224,7 +228,7 @@ def gaps(report: Report, top: int) -> list[RenderableType]:
         "after": lambda r: short_name(r["after"], 32),
         "site": lambda r: " < ".join(r["site"].split(" < ")[:2]),
     }
-    return _section(report, "Largest gaps", "gaps", top, columns, ("cause", "before", "after", "site"))
+    return _section(report, "Largest gaps", report["gaps"], top, columns, ("cause", "before", "after", "site"))
 
 
 def kernels(report: Report, top: int) -> list[RenderableType]:
@@ -237,7 +241,7 @@ def kernels(report: Report, top: int) -> list[RenderableType]:
         "role": lambda r: r["role"],
         "kernel": lambda r: short_name(r["name"], 60),
     }
-    return _section(report, "Costliest kernels", "kernels", top, columns, ("role", "kernel"))
+    return _section(report, "Costliest kernels", report["kernels"], top, columns, ("role", "kernel"))
 
 
 def layers(report: Report, top: int) -> list[RenderableType]:
@@ -249,7 +253,7 @@ def layers(report: Report, top: int) -> list[RenderableType]:
         "role": lambda r: r["role"],
         "layer": lambda r: r["layer"],
     }
-    return _section(report, "Busy time by layer", "layers", top, columns, ("role", "layer"))
+    return _section(report, "Busy time by layer", report["layers"], top, columns, ("role", "layer"))
 
 
 def copies(report: Report, top: int) -> list[RenderableType]:
@@ -259,7 +263,7 @@ def copies(report: Report, top: int) -> list[RenderableType]:
         "time a step": lambda r: show_time(duration(r)),
         "what": lambda r: r["what"],
     }
-    return _section(report, "Copies and casts", "copies", top, columns, ("what",))
+    return _section(report, "Copies and casts", report["copies"], top, columns, ("what",))
 
 
 def cannot_say(report: Report) -> list[RenderableType]:
@@ -281,7 +285,7 @@ def steps(report: Report, top: int) -> list[RenderableType]:
         "left out": lambda r: r["note"],
     }
     found = [device_heading(s) for s in report["summary"]]
-    return found + _section(report, "Steps", "steps", top, columns, ("phase", "name", "left out"))
+    return found + _section(report, "Steps", report["steps"], top, columns, ("phase", "name", "left out"))
 
 
 def doctor(found: dict[str, Any]) -> list[RenderableType]:
