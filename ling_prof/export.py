@@ -13,8 +13,6 @@ from ling_prof.errors import Missing, UserError
 from ling_prof.trace import SCHEMA, Trace
 from ling_prof.view import Options, views
 
-KINDS = ("parquet", "csv")
-
 
 def export(trace: Trace, folder: Path, kind: str, options: Options = Options()) -> list[str]:
     """Writes every table the trace holds and every analysis that answers into `folder`, which must not exist yet.

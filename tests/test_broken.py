@@ -312,3 +312,13 @@ def test_an_export_with_an_impossible_time_says_what_it_left_out(end, tmp_path):
     trace = load(nsys(tmp_path, KERNEL=[*rows, {"start": 1_000, "end": end, "corr": 9, "name": "k"}]))
     assert len(trace.gpu) == 8
     assert trace.notes == ("1 records without a valid time are left out",)
+
+
+def test_a_full_temporary_folder_says_what_to_free(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    path = content(tmp_path, gzip.compress(exported(tmp_path).read_bytes()), "copy")
+    monkeypatch.setattr("ling_prof.load.nsys.pieces", full)
+    with pytest.raises(TraceError, match="No space left on device.*TMPDIR"):
+        load(path)

@@ -82,15 +82,15 @@ def read(path: Path, progress: Progress = lambda _: None) -> Trace:
         plain_file = file.read(2) != b"\x1f\x8b"
     if plain_file:
         return _read(path, path, progress)
-    with tempfile.NamedTemporaryFile(suffix=".sqlite") as plain:
-        try:
+    try:
+        with tempfile.NamedTemporaryFile(suffix=".sqlite") as plain:
             for piece in pieces(path):
                 plain.write(piece)
             plain.flush()
-        except OSError as error:
-            remedy = f"free space in {tempfile.gettempdir()} or set TMPDIR, or gunzip the file"
-            raise TraceError(path, f"it cannot be unpacked ({error.strerror})", remedy) from None
-        return _read(path, Path(plain.name), progress)
+            return _read(path, Path(plain.name), progress)
+    except OSError as error:
+        remedy = f"free space in {tempfile.gettempdir()} or set TMPDIR, or gunzip the file"
+        raise TraceError(path, f"it cannot be unpacked ({error.strerror})", remedy) from None
 
 
 def _coded(table_of: dict[int, str], values: np.ndarray) -> pd.Categorical:

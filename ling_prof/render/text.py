@@ -44,7 +44,7 @@ def render(report: Report, top: int = TOP) -> RenderableType:
 def header(report: Report) -> RenderableType:
     trace = report["trace"]
     devices = ", ".join(sorted({d["name"] for d in trace["devices"]}))
-    lines = [Text(one_line(trace["path"]), style="bold"), Text(f"{trace['format']} recording, {devices}")]
+    lines = [Text(one_line(trace["path"]), style="bold"), Text(one_line(f"{trace['format']} recording, {devices}"))]
     return Group(*lines, *(Text(f"note: {note}", style="yellow") for note in trace["notes"]))
 
 
@@ -81,46 +81,32 @@ def ledger(summary: dict[str, Any]) -> RenderableType:
         row = summary["ledger"][name]
         if row["mean"] or row["p99"]:
             more = _with_share(calibrated[name]["mean"], goal) if calibrated else []
-            table.add_row(
-                name,
-                *_with_share(row["mean"], wall["mean"]),
-                show_time(row["p50"]),
-                show_time(row["p99"]),
-                *more,
-                FIXES[name],
-            )
+            table.add_row(name, *_cells(row, wall["mean"]), *more, FIXES[name])
             if name == "host_bound":
-                _host_parts(table, summary, len(extra))
+                _host_parts(table, summary, [""] * (len(extra) + 1))
     table.add_section()
-    more = [show_time(goal), "100.0"] if calibrated else []
-    table.add_row("wall", show_time(wall["mean"]), "100.0", show_time(wall["p50"]), show_time(wall["p99"]), *more, "")
+    table.add_row("wall", *_cells(wall, wall["mean"]), *([show_time(goal), "100.0"] if calibrated else []), "")
     if summary["tpot_ns"] != wall:
-        tpot = summary["tpot_ns"]
-        blank = [""] * len(extra)
-        table.add_row(
-            "per token", show_time(tpot["mean"]), "", show_time(tpot["p50"]), show_time(tpot["p99"]), *blank, ""
-        )
+        table.add_row("per token", *_cells(summary["tpot_ns"], wall["mean"]), *[""] * (len(extra) + 1))
     over = summary["overlapped_ns"]["mean"]
-    note = (
-        [Text(f"besides: {show_time(over)} in which kernels ran beside an earlier one (not counted twice)")]
-        if over
-        else []
-    )
-    return Group(table, *note)
+    beside = f"besides: {show_time(over)} in which kernels ran beside an earlier one (not counted twice)"
+    return Group(table, *([Text(beside)] if over else []))
 
 
 def _with_share(part: float, whole: float) -> list[str]:
     return [show_time(part), f"{100 * part / whole:.1f}" if whole else "-"]
 
 
-def _host_parts(table: Table, summary: dict[str, Any], extra: int) -> None:
+def _cells(row: dict[str, int], whole: float) -> list[str]:
+    """Mean, its share of `whole` in percent, p50 and p99."""
+    return [*_with_share(row["mean"], whole), show_time(row["p50"]), show_time(row["p99"])]
+
+
+def _host_parts(table: Table, summary: dict[str, Any], blank: list[str]) -> None:
     for part in HOST_PARTS:
         row = summary["host_bound"][part]
         if row["mean"]:
-            share = _with_share(row["mean"], summary["wall_ns"]["mean"])
-            table.add_row(
-                f"  in {part}", *share, show_time(row["p50"]), show_time(row["p99"]), *[""] * extra, "", style="dim"
-            )
+            table.add_row(f"  in {part}", *_cells(row, summary["wall_ns"]["mean"]), *blank, style="dim")
 
 
 def roles(summary: dict[str, Any]) -> RenderableType:
@@ -293,7 +279,7 @@ def doctor(found: dict[str, Any]) -> list[RenderableType]:
     holds = _table("Holds", "table", "rows", "detail", left=("table", "detail"))
     for row in found["holds"]:
         holds.add_row(row["table"], f"{row['rows']:,}", row["detail"])
-    parts: list[RenderableType] = [Text(f"{found['path']}: {found['format']}", style="bold"), holds]
+    parts: list[RenderableType] = [Text(one_line(f"{found['path']}: {found['format']}"), style="bold"), holds]
     if found["steps"]:
         phases = ", ".join(f"{n} {p}" for p, n in found["steps"]["phases"].items())
         parts.append(Text(f"Steps: {phases}, by {found['steps']['source']}"))
