@@ -320,5 +320,5 @@ def test_a_full_temporary_folder_says_what_to_free(tmp_path, monkeypatch):
 
     path = content(tmp_path, gzip.compress(exported(tmp_path).read_bytes()), "copy")
     monkeypatch.setattr("ling_prof.load.nsys.pieces", full)
-    with pytest.raises(TraceError, match="No space left on device.*TMPDIR"):
+    with pytest.raises(TraceError, match=r"No space left on device.*TMPDIR"):
         load(path)
