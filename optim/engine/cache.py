@@ -1,0 +1,70 @@
+"""What a request leaves behind: MLA's latents, KDA's states, and how the host tells the device where they lie.
+
+`Cache` is memory; `Metadata` is what a decode step reads to find its way in it. The host refills the metadata between
+two steps, since a captured graph reads only from fixed addresses.
+"""
+
+import torch
+
+from ling_prof.errors import UserError
+from optim.engine.config import Config
+
+REQUEST, SCRATCH = 1, 0  # rows of KDA state: the one request's, and one for warm-up runs
+SPLIT_TOKENS = 128  # the least context that is worth a split of its own
+MAX_SPLITS = 64
+
+
+class Cache:
+    """Memory for one request of up to `capacity` tokens. Raises UserError where the model has fewer positions.
+
+    latent (MLA layers, capacity + 1, kv_lora + rope), its last slot scratch; conv (KDA layers, 3 for q k v, rows,
+    heads * d, conv - 1); both in the model dtype. state (KDA layers, rows, heads, d_v, d_k) fp32. slots (capacity)
+    int32: where the latent of each token of the request lies.
+    """
+
+    def __init__(self, c: Config, capacity: int, dtype: torch.dtype, device: str):
+        if capacity > c.max_positions:
+            raise UserError(f"{c.name} has {c.max_positions} positions, fewer than the {capacity} asked for.")
+        d, rows = c.kda_width, 2
+        self.capacity = capacity
+        self.latent = torch.zeros(c.mla_layers, capacity + 1, c.kv_lora + c.rope, dtype=dtype, device=device)
+        self.conv = torch.zeros(c.kda_layers, 3, rows, d, c.conv - 1, dtype=dtype, device=device)
+        self.state = torch.zeros(c.kda_layers, rows, c.heads, c.kda_dim, c.kda_dim, device=device)
+        self.slots = torch.arange(capacity, dtype=torch.int32, device=device)
+
+    def clear(self) -> None:
+        """Forgets the request; its latents need no clearing, since the length says how many count."""
+        self.conv.zero_()
+        self.state.zero_()
+
+
+class Metadata:
+    """Where the token of a decode step stands; every tensor keeps its address.
+
+    position (1) int64, slot (1) int32: where its latent goes; length (1) int32: tokens to attend to, itself included;
+    slots (capacity) int32: where those lie; splits (1) int32: parts the context is cut into; row (1) int32: KDA state.
+    """
+
+    def __init__(self, cache: Cache):
+        device = cache.latent.device
+        one = {"size": (1,), "dtype": torch.int32, "device": device}
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.slot, self.length, self.splits, self.row = (torch.zeros(**one) for _ in range(4))
+        self.slots = torch.zeros(cache.capacity, dtype=torch.int32, device=device)
+
+    def refill(self, cache: Cache, seen: torch.Tensor, host_seen: int) -> None:
+        """For the token after the first `seen`, (1) int64 on the device; `host_seen`, the same number, sizes a copy."""
+        self.position.copy_(seen)
+        self.length.copy_(seen + 1)
+        self.row.fill_(REQUEST)
+        self.slot.copy_(cache.slots[self.position])
+        self.slots[: host_seen + 1].copy_(cache.slots[: host_seen + 1])
+        self.splits.copy_(((self.length + SPLIT_TOKENS - 1) // SPLIT_TOKENS).clamp_(max=MAX_SPLITS))
+
+    def park(self, cache: Cache) -> None:
+        """Points at scratch memory: a step run now leaves the request as it is."""
+        self.position.zero_()
+        self.length.fill_(1)
+        self.splits.fill_(1)
+        self.row.fill_(SCRATCH)
+        self.slot.fill_(cache.capacity)

@@ -1,0 +1,121 @@
+"""The engine: one request, its prompt in chunks, then one token a step.
+
+A decode step is what serving engines did before they were tuned for one request: the host reads the length back from
+the device, refills the metadata kernel by kernel, launches the forward pass, and reads the token back to see whether
+to stop.
+"""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import torch
+
+from ling_prof.errors import UserError
+from optim import kernels
+from optim.engine.cache import Cache, Metadata
+from optim.engine.config import Config
+from optim.engine.graph import Graph
+from optim.engine.marks import mark
+from optim.engine.model import Model
+from optim.engine.sample import GREEDY, Sampling, sample
+
+CHUNK = 8192  # prompt tokens a forward pass
+
+
+class Engine:
+    """Decodes with `weights` (as weights.build makes them) a request of up to `capacity` tokens, prompt included.
+
+    `kind`: the kernels, "naive" or "triton"; default triton on a GPU. `graph`: replay the forward pass as a CUDA graph
+    (a GPU only). The head, like the routers, is kept in fp32.
+    """
+
+    def __init__(
+        self, c: Config, weights: SimpleNamespace, capacity: int, kind: str | None = None, graph: bool = True
+    ) -> None:
+        device = weights.embed.device
+        self.c, self.w = c, weights
+        self.w.head = self.w.head.float()
+        self.cache = Cache(c, capacity, weights.embed.dtype, str(device))
+        self.meta = Metadata(self.cache)
+        self.ops = kernels.load(kind or ("triton" if device.type == "cuda" else "naive"))
+        self.model = Model(c, weights, self.cache, self.ops)
+        self.token = torch.zeros(1, dtype=torch.int64, device=device)
+        self.seen = torch.zeros(1, dtype=torch.int64, device=device)  # tokens whose states the cache holds
+        self.generator = torch.Generator(device)
+        self.sampling = GREEDY
+        self.use_graph = graph and device.type == "cuda"
+        self._run = None
+        self.steps = 0
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Prepares the forward pass of a decode step anew: after a change of kernels, weights or sampling."""
+        self._run = self._forward
+        if self.use_graph:
+            kept = self.token.clone(), self.seen.clone()
+            self.meta.park(self.cache)
+            self._run = Graph(self._forward, self.generator)
+            self.token.copy_(kept[0])
+            self.seen.copy_(kept[1])
+
+    @torch.inference_mode()
+    def prefill(self, prompt: list[int], sampling: Sampling = GREEDY) -> int:
+        """Starts a request: reads the prompt, forgetting the one before -> its first new token.
+
+        Raises UserError for an empty prompt, ids outside the vocabulary, or one that leaves no room to decode.
+        """
+        self._check(prompt)
+        self._take(sampling)
+        self.cache.clear()
+        tokens = torch.tensor(prompt, device=self.token.device)
+        with mark("prefill_step_0"):
+            for first in range(0, len(prompt), CHUNK):
+                logits = self.model.prefill(tokens[first : first + CHUNK], first)
+            self.token.copy_(sample(logits, self.sampling, self.generator))
+            self.seen.fill_(len(prompt))
+            self.steps = 0
+            return int(self.token)
+
+    @torch.inference_mode()
+    def step(self) -> int:
+        """Decodes one token -> its id. Raises UserError when the cache is full."""
+        if self._run is None:
+            self.capture()
+        self.steps += 1
+        with mark(f"decode_step_{self.steps}"):
+            seen = int(self.seen)
+            if seen >= self.cache.capacity:
+                raise UserError(f"the request fills its {self.cache.capacity} tokens; open the engine with more.")
+            with mark("seam"):
+                self.meta.refill(self.cache, self.seen, seen)
+            self._run()
+            return int(self.token)
+
+    def stream(self, prompt: list[int], most: int, sampling: Sampling = GREEDY) -> Iterator[int]:
+        """Up to `most` new tokens, one by one; ends after the model's end-of-text token."""
+        token = self.prefill(prompt, sampling)
+        yield token
+        for _ in range(most - 1):
+            if token == self.c.eos:
+                return
+            token = self.step()
+            yield token
+
+    def _forward(self) -> None:
+        logits = self.model.decode(self.token, self.meta)
+        with mark("sample"):
+            self.token.copy_(sample(logits, self.sampling, self.generator))
+            self.seen += 1
+
+    def _take(self, sampling: Sampling) -> None:
+        self.generator.manual_seed(sampling.seed)
+        if sampling != self.sampling:
+            self.sampling, self._run = sampling, None
+
+    def _check(self, prompt: list[int]) -> None:
+        if not prompt:
+            raise UserError("the prompt is empty; give at least one token.")
+        if wrong := [t for t in prompt if not 0 <= t < self.c.vocab]:
+            raise UserError(f"token {wrong[0]} is not in the vocabulary of {self.c.name} (0 to {self.c.vocab - 1}).")
+        if len(prompt) >= self.cache.capacity:
+            raise UserError(f"a prompt of {len(prompt)} tokens leaves no room in {self.cache.capacity}.")

@@ -1,0 +1,80 @@
+"""A multi-head latent attention layer: keys and values of all heads come from one latent a token; only that is kept.
+
+Decode never expands the latent: W_uk goes into the query and W_uv behind the attention (absorbed form), so every head
+attends to the same 512 + 64 numbers a token. Prefill expands it, which costs fewer operations for many queries.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.nn.attention.bias import causal_lower_right
+
+from optim.engine.cache import Cache, Metadata
+from optim.engine.config import Config
+
+
+def decode(x: torch.Tensor, w, latent: torch.Tensor, rope_table, meta: Metadata, c: Config, ops) -> torch.Tensor:
+    """One token, x (1, hidden) -> (1, hidden); `latent` of this layer as in Cache."""
+    q_nope, q_rope = _queries(x, w, meta.position, rope_table, c, ops)
+    _remember(x, w, latent, meta.position, meta.slot, rope_table, c, ops)
+    w_uk, w_uv = _expansions(w, c)
+    q_latent = torch.bmm(q_nope.transpose(0, 1), w_uk).squeeze(1)
+    scale = (c.nope + c.rope) ** -0.5
+    o = ops.mla_decode(q_latent, q_rope[0], latent, meta.slots, meta.length, meta.splits, scale)
+    return _output(x, torch.bmm(o.unsqueeze(1), w_uv.transpose(1, 2)).transpose(0, 1), w, c)
+
+
+def prefill(x: torch.Tensor, w, latent: torch.Tensor, rope_table, cache: Cache, seen: int, c: Config, ops):
+    """The tokens of a prompt from number `seen` on, x (T, hidden) -> (T, hidden), attending causally to all before."""
+    total = seen + len(x)
+    positions = torch.arange(seen, total, device=x.device)
+    slots = cache.slots[:total]
+    q = torch.cat(_queries(x, w, positions, rope_table, c, ops), -1)
+    _remember(x, w, latent, positions, slots[seen:], rope_table, c, ops)
+    c_kv, k_rope = latent[slots].split([c.kv_lora, c.rope], -1)
+    k_nope, v = F.linear(c_kv, w.kv_b).view(total, c.heads, -1).split([c.nope, c.v_dim], -1)
+    k = torch.cat([k_nope, k_rope[:, None].expand(-1, c.heads, -1)], -1)
+    return _output(x, _attention(q, k, v), w, c)
+
+
+def _queries(x, w, positions, rope_table, c: Config, ops) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (T, hidden) -> the part without position (T, h, nope), the rotated part (T, h, rope)."""
+    q = F.linear(x, w.q) if c.q_lora is None else F.linear(ops.rms_norm(F.linear(x, w.q_a), w.q_norm, c.eps), w.q_b)
+    nope, rope = q.view(len(x), c.heads, -1).split([c.nope, c.rope], -1)
+    return nope, _rotate(rope, positions, rope_table, c, ops)
+
+
+def _remember(x, w, latent, positions, slots, rope_table, c: Config, ops) -> None:
+    c_kv, k_rope = F.linear(x, w.kv_a).split([c.kv_lora, c.rope], -1)
+    k_rope = _rotate(k_rope.unsqueeze(1), positions, rope_table, c, ops).squeeze(1)
+    ops.mla_store(ops.rms_norm(c_kv, w.kv_norm, c.eps), k_rope, latent, slots)
+
+
+def _rotate(x, positions, rope_table, c: Config, ops) -> torch.Tensor:
+    return x if c.rope_theta is None else ops.rope(x, positions, rope_table)
+
+
+def _expansions(w, c: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of kv_b: W_uk (h, nope, lora), W_uv (h, v, lora)."""
+    return w.kv_b.view(c.heads, -1, c.kv_lora).split([c.nope, c.v_dim], 1)
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """q (T, h, d), k (S, h, d), v (S, h, e) -> (T, h, e); the last query sees every key."""
+    bias = causal_lower_right(len(q), len(k))
+    pad = q.shape[-1] - v.shape[-1]  # flash attention wants keys and values of one width
+    heads_first = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, F.pad(v, (0, pad))))
+    return F.scaled_dot_product_attention(*heads_first, attn_mask=bias)[0].transpose(0, 1)[..., : v.shape[-1]]
+
+
+def _output(x: torch.Tensor, o: torch.Tensor, w, c: Config) -> torch.Tensor:
+    """o (T, h, v) -> (T, hidden), each head scaled by its gate."""
+    if c.head_gate:
+        o = o * torch.sigmoid(F.linear(x, w.gate).float()).to(o.dtype)[..., None]
+    return F.linear(o.reshape(len(x), -1), w.o)
+
+
+def rope_table(c: Config, positions: int, device: str) -> torch.Tensor:
+    """(positions, rope) fp32: cos then sin of position * theta^(-2i / rope); computed in fp64."""
+    planes = torch.arange(0, c.rope, 2, dtype=torch.float64, device=device) / c.rope
+    angles = torch.arange(positions, dtype=torch.float64, device=device)[:, None] * (c.rope_theta or 1.0) ** -planes
+    return torch.cat([angles.cos(), angles.sin()], -1).float()
