@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +54,7 @@ class ReaderGone(Exception):
 def main() -> None:
     """Runs the command line; a UserError ends in its sentence on stderr and exit code 2."""
     try:
-        app()
+        whole_app()()
     except UserError as error:
         from ling_prof.units import one_line
 
@@ -61,6 +62,15 @@ def main() -> None:
         sys.exit(2)
     except ReaderGone:
         sys.exit(SIGPIPE)
+
+
+@cache
+def whole_app() -> typer.Typer:
+    """The app with the commands of other installed packages; UserError for a broken one, see ling_prof.commands."""
+    from ling_prof.commands import join
+
+    join(app)
+    return app
 
 
 def _say(text: str) -> None:
@@ -77,7 +87,7 @@ def _say(text: str) -> None:
         raise UserError(f"the output cannot be written ({error.strerror}).") from None
 
 
-def _options(unprofiled_tpot: str | None = None, **others: Any) -> "Options":
+def view_options(unprofiled_tpot: str | None = None, **others: Any) -> "Options":
     from ling_prof.units import parse_time
     from ling_prof.view import Options
 
@@ -93,7 +103,7 @@ def _load(path: Path, partial: bool = False) -> "Trace":
         return load(path, partial, progress)
 
 
-def _report(path: Path, options: "Options", partial: bool = False) -> "Report":
+def report_on(path: Path, options: "Options", partial: bool = False) -> "Report":
     from ling_prof.render.progress import bar
     from ling_prof.report import report
 
@@ -102,7 +112,7 @@ def _report(path: Path, options: "Options", partial: bool = False) -> "Report":
         return report(trace, options, progress)
 
 
-def _print(*parts: Any) -> None:
+def print_parts(*parts: Any) -> None:
     import io
 
     from rich.console import Console
@@ -114,7 +124,7 @@ def _print(*parts: Any) -> None:
     _say(page.getvalue().rstrip("\n"))
 
 
-def _print_json(data: Any) -> None:
+def print_json(data: Any) -> None:
     import json
 
     _say(json.dumps(data, indent=1, allow_nan=False))
@@ -140,7 +150,7 @@ HELP = {
 }
 
 
-def _answer(name: str, found: "Report", top: int, as_json: bool) -> None:
+def answer(name: str, found: "Report", top: int, as_json: bool) -> None:
     """Prints the part of a report that a command is for; as JSON all of it."""
     if as_json:
         _say(found.to_json(indent=1))
@@ -148,7 +158,7 @@ def _answer(name: str, found: "Report", top: int, as_json: bool) -> None:
     from ling_prof.render import text
 
     if name == "report":
-        _print(text.render(found, top))
+        print_parts(text.render(found, top))
         return
     parts = [text.header(found)]
     for summary in found["summary"] if name in ("ledger", "kernels") else ():
@@ -157,7 +167,7 @@ def _answer(name: str, found: "Report", top: int, as_json: bool) -> None:
             parts.append((text.ledger if name == "ledger" else text.roles)(summary))
     for key in SECTIONS[name]:
         parts += getattr(text, key)(found, top)
-    _print(*parts, *text.cannot_say(found))
+    print_parts(*parts, *text.cannot_say(found))
 
 
 def _reader(name: str, rows: int) -> Callable[..., None]:
@@ -177,8 +187,8 @@ def _reader(name: str, rows: int) -> Callable[..., None]:
         as_json: AsJson = False,
     ) -> None:
         chosen = {"steps": steps, "device": device, "stream": stream, "skip": skip, "focus": focus}
-        options = _options(unprofiled_tpot, accept_length=accept_length, **chosen)
-        _answer(name, _report(trace, options, partial), top, as_json)
+        options = view_options(unprofiled_tpot, accept_length=accept_length, **chosen)
+        answer(name, report_on(trace, options, partial), top, as_json)
 
     return command
 
@@ -218,9 +228,9 @@ def check(
 
     limits = parse_limits(max_class)
     chosen = {"steps": steps, "device": device, "skip": skip, "focus": focus, "accept_length": accept_length}
-    rows = judge(_report(trace, _options(unprofiled_tpot, **chosen)), limits)
+    rows = judge(report_on(trace, view_options(unprofiled_tpot, **chosen)), limits)
     if as_json:
-        _print_json({"schema": "ling-prof.check/1", "limits": rows})
+        print_json({"schema": "ling-prof.check/1", "limits": rows})
     else:
         _say("\n".join(row["sentence"] for row in rows))
     raise typer.Exit(0 if all(row["ok"] for row in rows) else 1)
@@ -233,11 +243,11 @@ def doctor(trace: TracePath, partial: Partial = False, as_json: AsJson = False) 
 
     found = examine(_load(trace, partial))
     if as_json:
-        _print_json({"schema": "ling-prof.doctor/1", **found})
+        print_json({"schema": "ling-prof.doctor/1", **found})
         return
     from ling_prof.render.text import doctor as show_doctor
 
-    _print(*show_doctor(found))
+    print_parts(*show_doctor(found))
 
 
 @app.command()
@@ -259,9 +269,9 @@ def export(
     from ling_prof.export import export as write
 
     assert folder is not None
-    files = write(_load(trace, partial), folder, kind, _options(steps=steps, device=device))
+    files = write(_load(trace, partial), folder, kind, view_options(steps=steps, device=device))
     if as_json:
-        _print_json({"schema": "ling-prof.export/1", "folder": str(folder), "files": files})
+        print_json({"schema": "ling-prof.export/1", "folder": str(folder), "files": files})
     else:
         _say(f"{folder}: {', '.join(files)}")
 
@@ -277,11 +287,11 @@ def list_(as_json: AsJson = False) -> None:
         "recordings": {r["file"]: r["shows"] for r in recordings()},
     }
     if as_json:
-        _print_json({"schema": "ling-prof.list/1", **found})
+        print_json({"schema": "ling-prof.list/1", **found})
         return
     from ling_prof.render.text import pairs
 
-    _print(*(part for title, rows in found.items() for part in pairs(title.capitalize(), rows)))
+    print_parts(*(part for title, rows in found.items() for part in pairs(title.capitalize(), rows)))
 
 
 @app.command()
@@ -290,7 +300,7 @@ def demo(top: Top = 5, as_json: AsJson = False) -> None:
     from ling_prof.bundled import demo as recording
 
     path, tpot = recording()
-    _answer("report", _report(path, _options(tpot)), top, as_json)
+    answer("report", report_on(path, view_options(tpot)), top, as_json)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -309,8 +319,10 @@ def record(
     from ling_prof.record import nsys
 
     path = nsys(context.args, output, range_, api_range, quiet=as_json)
-    _answer("report", _report(path, _options()), 5, as_json)
+    answer("report", report_on(path, view_options()), 5, as_json)
 
 
 if __name__ == "__main__":
-    main()
+    from ling_prof import cli  # not __main__: other packages' commands import this module by its name
+
+    cli.main()

@@ -47,6 +47,14 @@ def _scope(nvtx_range: str | None, profiler_api: bool) -> tuple[str, ...]:
     return ("--capture-range=cudaProfilerApi", "--capture-range-end=stop") if profiler_api else ()
 
 
+def activities() -> list:
+    """What torch.profiler can record here: the CPU, and the GPU where there is one."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    return [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+
+
 @contextmanager
 def profile(
     path: str | Path, stacks: bool = True, modules: bool = True
@@ -61,11 +69,10 @@ def profile(
     Steps are named 'prefill_step_0', 'decode_step_1', ... as record_function and, on a GPU, as NVTX ranges.
     """
     import torch
-    from torch.profiler import ProfilerActivity, record_function
+    from torch.profiler import record_function
 
     if not Path(path).absolute().parent.is_dir():
         raise UserError(f"{path} cannot be written: its folder does not exist.")
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     number = 0
 
     @contextmanager
@@ -76,7 +83,7 @@ def profile(
         with record_function(name), torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext():
             yield
 
-    profiler = torch.profiler.profile(activities=activities, with_stack=stacks, with_modules=modules)
+    profiler = torch.profiler.profile(activities=activities(), with_stack=stacks, with_modules=modules)
     try:
         with profiler:
             yield step

@@ -17,9 +17,9 @@ MAX_SPLITS = 64
 class Cache:
     """Memory for one request of up to `capacity` tokens. Raises UserError where the model has fewer positions.
 
-    latent (MLA layers, capacity + 1, kv_lora + rope), its last slot scratch; conv (KDA layers, 3 for q k v, rows,
-    heads * d, conv - 1); both in the model dtype. state (KDA layers, rows, heads, d_v, d_k) fp32. slots (capacity)
-    int32: where the latent of each token of the request lies.
+    latent (MLA layers, capacity + 1, kv_lora + rope), its last slot scratch; conv (KDA layers, rows, 3 * heads * d for
+    q k v, conv - 1); both in the model dtype. state (KDA layers, rows, heads, d_v, d_k) fp32. slots (capacity) int32:
+    where the latent of each token of the request lies.
     """
 
     def __init__(self, c: Config, capacity: int, dtype: torch.dtype, device: str):
@@ -28,7 +28,7 @@ class Cache:
         d, rows = c.kda_width, 2
         self.capacity = capacity
         self.latent = torch.zeros(c.mla_layers, capacity + 1, c.kv_lora + c.rope, dtype=dtype, device=device)
-        self.conv = torch.zeros(c.kda_layers, 3, rows, d, c.conv - 1, dtype=dtype, device=device)
+        self.conv = torch.zeros(c.kda_layers, rows, 3 * d, c.conv - 1, dtype=dtype, device=device)
         self.state = torch.zeros(c.kda_layers, rows, c.heads, c.kda_dim, c.kda_dim, device=device)
         self.slots = torch.arange(capacity, dtype=torch.int32, device=device)
 
@@ -47,19 +47,18 @@ class Metadata:
 
     def __init__(self, cache: Cache):
         device = cache.latent.device
-        one = {"size": (1,), "dtype": torch.int32, "device": device}
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
-        self.slot, self.length, self.splits, self.row = (torch.zeros(**one) for _ in range(4))
+        self.slot, self.length, self.splits, self.row = torch.zeros(4, 1, dtype=torch.int32, device=device)
         self.slots = torch.zeros(cache.capacity, dtype=torch.int32, device=device)
 
-    def refill(self, cache: Cache, seen: torch.Tensor, host_seen: int) -> None:
-        """For the token after the first `seen`, (1) int64 on the device; `host_seen`, the same number, sizes a copy."""
-        self.position.copy_(seen)
-        self.length.copy_(seen + 1)
+    def refill(self, cache: Cache, seen: int) -> None:
+        """For the token after the first `seen`."""
+        self.position.fill_(seen)
+        self.length.fill_(seen + 1)
         self.row.fill_(REQUEST)
-        self.slot.copy_(cache.slots[self.position])
-        self.slots[: host_seen + 1].copy_(cache.slots[: host_seen + 1])
-        self.splits.copy_(((self.length + SPLIT_TOKENS - 1) // SPLIT_TOKENS).clamp_(max=MAX_SPLITS))
+        self.slot.copy_(cache.slots[seen : seen + 1])
+        self.slots[: seen + 1].copy_(cache.slots[: seen + 1])
+        self.splits.fill_(min(MAX_SPLITS, -(-(seen + 1) // SPLIT_TOKENS)))
 
     def park(self, cache: Cache) -> None:
         """Points at scratch memory: a step run now leaves the request as it is."""

@@ -5,7 +5,7 @@ the device, refills the metadata kernel by kernel, launches the forward pass, an
 to stop.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import torch
@@ -44,19 +44,21 @@ class Engine:
         self.generator = torch.Generator(device)
         self.sampling = GREEDY
         self.use_graph = graph and device.type == "cuda"
-        self._run = None
+        self._run: Callable[[], None] | None = None
         self.steps = 0
 
     @torch.inference_mode()
     def capture(self) -> None:
         """Prepares the forward pass of a decode step anew: after a change of kernels, weights or sampling."""
-        self._run = self._forward
-        if self.use_graph:
-            kept = self.token.clone(), self.seen.clone()
-            self.meta.park(self.cache)
-            self._run = Graph(self._forward, self.generator)
-            self.token.copy_(kept[0])
-            self.seen.copy_(kept[1])
+        if not self.use_graph:
+            self._run = self._forward
+            return
+        kept = self.token.clone(), self.seen.clone()
+        self.meta.park(self.cache)
+        self._run = Graph(self._forward, self.generator)
+        self._run()  # the first replay is slow: the device takes the graph in
+        self.token.copy_(kept[0])
+        self.seen.copy_(kept[1])
 
     @torch.inference_mode()
     def prefill(self, prompt: list[int], sampling: Sampling = GREEDY) -> int:
@@ -81,13 +83,14 @@ class Engine:
         """Decodes one token -> its id. Raises UserError when the cache is full."""
         if self._run is None:
             self.capture()
+        assert self._run is not None
         self.steps += 1
         with mark(f"decode_step_{self.steps}"):
             seen = int(self.seen)
             if seen >= self.cache.capacity:
                 raise UserError(f"the request fills its {self.cache.capacity} tokens; open the engine with more.")
             with mark("seam"):
-                self.meta.refill(self.cache, self.seen, seen)
+                self.meta.refill(self.cache, seen)
             self._run()
             return int(self.token)
 

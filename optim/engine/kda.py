@@ -26,9 +26,7 @@ def prefill(x: torch.Tensor, w, conv: torch.Tensor, state: torch.Tensor, row: to
 
 def _layer(x, w: SimpleNamespace, conv, state, row, c: Config, ops, convolve, delta_rule) -> torch.Tensor:
     heads = (len(x), c.heads, c.kda_dim)
-    q = convolve(F.linear(x, w.q), w.q_conv, conv[0], row).view(heads)
-    k = convolve(F.linear(x, w.k), w.k_conv, conv[1], row).view(heads)
-    v = convolve(F.linear(x, w.v), w.v_conv, conv[2], row).view(heads)
+    q, k, v = convolve(F.linear(x, w.qkv), w.conv, conv, row).view(len(x), 3, *heads[1:]).unbind(1)
     g, beta = ops.kda_gate(F.linear(x, w.f), F.linear(x, w.b), w.a_log, w.dt_bias, c.gate_bound)
     o = delta_rule(q, k, v, g, beta, state, row)
     o = ops.gated_rms_norm(o, F.linear(x, w.g).view(heads), w.o_norm, c.eps)

@@ -20,7 +20,7 @@ def decode(x: torch.Tensor, w, latent: torch.Tensor, rope_table, meta: Metadata,
     q_latent = torch.bmm(q_nope.transpose(0, 1), w_uk).squeeze(1)
     scale = (c.nope + c.rope) ** -0.5
     o = ops.mla_decode(q_latent, q_rope[0], latent, meta.slots, meta.length, meta.splits, scale)
-    return _output(x, torch.bmm(o.unsqueeze(1), w_uv.transpose(1, 2)).transpose(0, 1), w, c)
+    return _output(x, torch.bmm(o.unsqueeze(1), w_uv.transpose(1, 2)).transpose(0, 1), w, c, ops)
 
 
 def prefill(x: torch.Tensor, w, latent: torch.Tensor, rope_table, cache: Cache, seen: int, c: Config, ops):
@@ -33,7 +33,7 @@ def prefill(x: torch.Tensor, w, latent: torch.Tensor, rope_table, cache: Cache, 
     c_kv, k_rope = latent[slots].split([c.kv_lora, c.rope], -1)
     k_nope, v = F.linear(c_kv, w.kv_b).view(total, c.heads, -1).split([c.nope, c.v_dim], -1)
     k = torch.cat([k_nope, k_rope[:, None].expand(-1, c.heads, -1)], -1)
-    return _output(x, _attention(q, k, v), w, c)
+    return _output(x, _attention(q, k, v), w, c, ops)
 
 
 def _queries(x, w, positions, rope_table, c: Config, ops) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,14 +62,14 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
     """q (T, h, d), k (S, h, d), v (S, h, e) -> (T, h, e); the last query sees every key."""
     bias = causal_lower_right(len(q), len(k))
     pad = q.shape[-1] - v.shape[-1]  # flash attention wants keys and values of one width
-    heads_first = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, F.pad(v, (0, pad))))
-    return F.scaled_dot_product_attention(*heads_first, attn_mask=bias)[0].transpose(0, 1)[..., : v.shape[-1]]
+    heads = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, F.pad(v, (0, pad)))]
+    return F.scaled_dot_product_attention(heads[0], heads[1], heads[2], bias)[0].transpose(0, 1)[..., : v.shape[-1]]
 
 
-def _output(x: torch.Tensor, o: torch.Tensor, w, c: Config) -> torch.Tensor:
+def _output(x: torch.Tensor, o: torch.Tensor, w, c: Config, ops) -> torch.Tensor:
     """o (T, h, v) -> (T, hidden), each head scaled by its gate."""
     if c.head_gate:
-        o = o * torch.sigmoid(F.linear(x, w.gate).float()).to(o.dtype)[..., None]
+        o = ops.head_gate(o, F.linear(x, w.gate))
     return F.linear(o.reshape(len(x), -1), w.o)
 
 

@@ -1,7 +1,7 @@
 """The parameters of a model: one table of names and shapes. Random weights, checkpoints and byte counts come from it.
 
 Names are those of a BailingMoeV3 checkpoint. A field of ours may hold several of its tensors: `parts` are stacked along
-their rows (gate over up), and `count` experts along a new first axis.
+their rows (gate over up, q over k over v), and `count` experts along a new first axis.
 """
 
 import math
@@ -49,11 +49,13 @@ def _one(name: str, *shape: int, **more) -> Spec:
 
 def kda_specs(c: Config) -> dict[str, Spec]:
     d, h = c.kda_width, c.hidden
-    conv = {"fp32": True, "stored": (d, 1, c.conv)}
+    conv = tuple(f"attention.{x}_conv1d.weight" for x in "qkv")
     return {
-        **{x: _one(f"attention.{x}_proj.weight", d, h) for x in "qkvfg"},
+        "qkv": Spec(tuple(f"attention.{x}_proj.weight" for x in "qkv"), (3 * d, h)),
+        "conv": Spec(conv, (3 * d, c.conv), fp32=True, stored=(d, 1, c.conv)),
+        "f": _one("attention.f_proj.weight", d, h),
+        "g": _one("attention.g_proj.weight", d, h),
         "b": _one("attention.b_proj.weight", c.heads, h),
-        **{f"{x}_conv": _one(f"attention.{x}_conv1d.weight", d, c.conv, **conv) for x in "qkv"},
         "a_log": _one("attention.A_log", c.heads, init="a_log", fp32=True),
         "dt_bias": _one("attention.dt_bias", d, init="dt_bias", fp32=True),
         "o_norm": _one("attention.o_norm.weight", c.kda_dim, init="one"),
@@ -164,3 +166,9 @@ def _draw(spec: Spec, c: Config, generator: torch.Generator) -> torch.Tensor:
     if spec.init == "branch":  # 2 * layers branches add up to the variance of one
         std /= math.sqrt(2 * c.layers)
     return torch.empty(shape, device=device).normal_(0, std, generator=generator)
+
+
+def size(c: Config, dtype: torch.dtype) -> int:
+    """Bytes of all weights, as `build` keeps them."""
+    widths = {True: torch.float32.itemsize, False: dtype.itemsize}
+    return sum(math.prod(spec.shape) * widths[spec.fp32] for *_, spec in specs(c))

@@ -6,9 +6,12 @@ Both define the same functions with the same parameters; adding an operation is 
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 KINDS = ("naive", "triton")
+Functions = dict[str, Callable[..., Any]]
 
 
 def load(kind: str) -> SimpleNamespace:
@@ -18,7 +21,7 @@ def load(kind: str) -> SimpleNamespace:
     """
     if kind not in KINDS:
         raise ValueError(f"no kernels of kind {kind!r}; there are {', '.join(KINDS)}")
-    out: dict[str, object] = {}
+    out: Functions = {}
     for folder in pkgutil.iter_modules(__path__):
         functions = _functions(importlib.import_module(f"{__name__}.{folder.name}.{kind}"))
         reference = _functions(importlib.import_module(f"{__name__}.{folder.name}.naive"))
@@ -30,9 +33,9 @@ def load(kind: str) -> SimpleNamespace:
     return SimpleNamespace(**out)
 
 
-def _functions(module: ModuleType) -> dict[str, object]:
+def _functions(module: ModuleType) -> Functions:
     return {name: getattr(module, name) for name in module.__all__}
 
 
-def _signatures(functions: dict[str, object]) -> dict[str, list[str]]:
+def _signatures(functions: Functions) -> dict[str, list[str]]:
     return {name: list(inspect.signature(f).parameters) for name, f in functions.items()}

@@ -18,6 +18,6 @@ def conv_prefill(x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor, ind
     """The same for x (T, D), T >= 1; the state becomes the last width - 1 inputs."""
     row = state[index[0]]
     seen = torch.cat([row.T.to(x.dtype), x])  # (width - 1 + T, D)
-    y = F.conv1d(seen.T.float(), weight.float().unsqueeze(1), groups=x.shape[1]).T
+    y = F.conv1d(seen.T.float(), weight.float().unsqueeze(1), groups=x.shape[1]).T.contiguous()
     row.copy_(seen[x.shape[0] :].T)
     return F.silu(y).to(x.dtype)

@@ -71,14 +71,14 @@ def kda_chunk(
     q, k = _unit(q) * q.shape[-1] ** -0.5, _unit(k)
     out = []
     for chunk in zip(*(x.float().split(CHUNK) for x in (q, k, v, g, beta)), strict=True):
-        o, s = _one_chunk(*(x.transpose(0, 1) for x in chunk), s)
+        o, s = _one_chunk(s, *(x.transpose(0, 1) for x in chunk))
         out.append(o.transpose(0, 1))
     row.copy_(s.transpose(1, 2))
     return torch.cat(out).to(v.dtype)
 
 
-def _one_chunk(q, k, v, g, beta, s):
-    """q, k, v, g (h, C, d), beta (h, C), s (h, d_k, d_v) -> o (h, C, d_v), the state after the chunk."""
+def _one_chunk(s, q, k, v, g, beta):
+    """s (h, d_k, d_v), q, k, v, g (h, C, d), beta (h, C) -> o (h, C, d_v), the state after the chunk."""
     total = g.cumsum(1)
     decay = (total[:, :, None] - total[:, None]).exp()  # (h, C, C, d); only j <= i is meant
     system = (torch.einsum("hid,hijd,hjd->hij", k, decay, k) * beta[..., None]).tril(-1)

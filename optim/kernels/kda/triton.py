@@ -14,7 +14,6 @@ __all__ = ["kda_chunk", "kda_gate", "kda_step"]
 
 STEP_VALUES = 32  # value channels a program; their keys are all there
 CHUNK_VALUES = 32
-LEAST_DECAY = -88.0 / CHUNK
 
 
 def kda_gate(
@@ -43,7 +42,7 @@ def kda_step(
     index: torch.Tensor,
 ) -> torch.Tensor:
     heads, dv, dk = state.shape[1:]
-    out = torch.empty_like(v)
+    out = torch.empty(1, heads, dv, dtype=v.dtype, device=v.device)
     grid = (heads, triton.cdiv(dv, STEP_VALUES))
     sizes = {"DK": dk, "BK": triton.next_power_of_2(dk), "BV": STEP_VALUES}
     kda_step_kernel[grid](q, k, v, g, beta, state, index, out, heads, dv, dk**-0.5, EPS=L2_EPS, **sizes, num_warps=4)
@@ -59,20 +58,21 @@ def kda_chunk(
     state: torch.Tensor,
     index: torch.Tensor,
 ) -> torch.Tensor:
-    """As the naive one, for log decays >= -5.5 only; d_k and d_v are powers of two, 16 or more."""
+    """As the naive one, for log decays >= -5.5 only; d_k and d_v are one power of two, 16 or more.
+
+    q, k and v may be slices of one tensor: their tokens lie q.stride(0) apart.
+    """
     tokens, heads, dk = q.shape
     dv = v.shape[2]
     chunks = triton.cdiv(tokens, CHUNK)
-    new = {"dtype": torch.float32, "device": q.device}
-    q_in, k_in, k_out = (torch.empty(heads, chunks, CHUNK, dk, **new) for _ in range(3))
-    u, p = torch.empty(heads, chunks, CHUNK, dv, **new), torch.empty(heads, chunks, CHUNK, CHUNK, **new)
-    decay = torch.empty(heads, chunks, dk, **new)
-    inside = (q_in, k_in, k_out, u, p, decay)
+    rows = {"q_in": dk, "k_in": dk, "k_out": dk, "u": dv, "p": CHUNK}  # numbers a token
+    inside = [torch.empty(heads, chunks, CHUNK, n, dtype=torch.float32, device=q.device) for n in rows.values()]
+    inside.append(torch.empty(heads, chunks, dk, dtype=torch.float32, device=q.device))  # decay
     sizes = {"C": CHUNK, "DK": dk, "DV": dv}
     kda_chunk_within_kernel[(chunks, heads)](
-        q, k, v, g, beta, *inside, tokens, heads, chunks, dk**-0.5, EPS=L2_EPS, **sizes
+        q, k, v, g, beta, *inside, q.stride(0), tokens, heads, chunks, dk**-0.5, EPS=L2_EPS, **sizes
     )
-    out = torch.empty_like(v)
+    out = torch.empty(tokens, heads, dv, dtype=v.dtype, device=v.device)
     block = min(dv, CHUNK_VALUES)
     kda_chunk_across_kernel[(heads, dv // block)](
         *inside, state, index, out, tokens, heads, chunks, **sizes, BV=block, num_warps=4
@@ -124,7 +124,7 @@ def kda_step_kernel(
 
 @triton.jit
 def kda_chunk_within_kernel(
-    q, k, v, g, beta, q_in, k_in, k_out, u, p, decay, tokens, heads, chunks, scale,
+    q, k, v, g, beta, q_in, k_in, k_out, u, p, decay, stride, tokens, heads, chunks, scale,
     EPS: tl.constexpr, C: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
     """What a chunk needs besides the state: T beta V, T beta K exp(G), causal scores, decayed queries and keys."""
@@ -132,11 +132,11 @@ def kda_chunk_within_kernel(
     i, key, value = tl.arange(0, C), tl.arange(0, DK), tl.arange(0, DV)
     token = chunk * C + i
     real = token < tokens
-    at = (token.to(tl.int64) * heads + head)[:, None]
-    qc = tl.load(q + at * DK + key[None, :], real[:, None], 0.0).to(tl.float32)
-    kc = tl.load(k + at * DK + key[None, :], real[:, None], 0.0).to(tl.float32)
-    vc = tl.load(v + at * DV + value[None, :], real[:, None], 0.0).to(tl.float32)
-    gc = tl.load(g + at * DK + key[None, :], real[:, None], 0.0)
+    at = token.to(tl.int64)[:, None] * stride + head * DK
+    qc = tl.load(q + at + key[None, :], real[:, None], 0.0).to(tl.float32)
+    kc = tl.load(k + at + key[None, :], real[:, None], 0.0).to(tl.float32)
+    vc = tl.load(v + at + value[None, :], real[:, None], 0.0).to(tl.float32)
+    gc = tl.load(g + (token.to(tl.int64) * heads + head)[:, None] * DK + key[None, :], real[:, None], 0.0)
     bc = tl.load(beta + token.to(tl.int64) * heads + head, real, 0.0)
     qc = qc / tl.sqrt(tl.sum(qc * qc, 1) + EPS)[:, None] * scale
     kc = kc / tl.sqrt(tl.sum(kc * kc, 1) + EPS)[:, None]

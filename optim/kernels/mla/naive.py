@@ -5,7 +5,7 @@ cache (slots, lora + rope); slots[:length] says where the request's tokens lie, 
 
 import torch
 
-__all__ = ["mla_decode", "mla_store"]
+__all__ = ["head_gate", "mla_decode", "mla_store"]
 
 
 def mla_store(latent: torch.Tensor, k_rope: torch.Tensor, cache: torch.Tensor, slot: torch.Tensor) -> None:
@@ -31,3 +31,8 @@ def mla_decode(
     q = torch.cat([q_latent, q_rope], -1).float()
     weights = torch.softmax(q @ keys.T * scale, -1)
     return (weights @ keys[:, : q_latent.shape[1]]).to(q_latent.dtype)
+
+
+def head_gate(o: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """o (T, h, d) in any strides, gate (T, h) -> o * sigmoid(gate) in fp32, rounded once, (T, h, d) contiguous."""
+    return (o.float() * torch.sigmoid(gate.float())[..., None]).to(o.dtype).contiguous()

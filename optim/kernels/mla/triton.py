@@ -4,11 +4,12 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["mla_decode", "mla_store"]
+__all__ = ["head_gate", "mla_decode", "mla_store"]
 
-MAX_SPLITS = 128
+MAX_SPLITS = 64
 HEADS = 16  # a program: the rows of one matrix product
 TOKENS = 32
+MERGED = 64  # channels a program of the merge
 
 
 def mla_store(latent: torch.Tensor, k_rope: torch.Tensor, cache: torch.Tensor, slot: torch.Tensor) -> None:
@@ -41,7 +42,16 @@ def mla_decode(
         q_latent, q_rope, cache, slots, length, splits, part, top, weight, scale, heads, *strides, **sizes
     )
     out = torch.empty(heads, lora, dtype=q_latent.dtype, device=cache.device)
-    mla_merge_kernel[(heads,)](part, top, weight, splits, out, heads, LORA=lora, num_warps=4)
+    block = min(lora, MERGED)
+    mla_merge_kernel[(heads, lora // block)](part, top, weight, splits, out, heads, lora, BLOCK=block, S=MAX_SPLITS)
+    return out
+
+
+def head_gate(o: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    tokens, heads, d = o.shape
+    out = torch.empty(tokens, heads, d, dtype=o.dtype, device=o.device)
+    block = triton.next_power_of_2(d)
+    mla_head_gate_kernel[(tokens, heads)](o, gate, out, *o.stride(), heads, d, BLOCK=block, num_warps=1)
     return out
 
 
@@ -94,18 +104,22 @@ def mla_attend_kernel(
 
 
 @triton.jit
-def mla_merge_kernel(part, top, weight, splits, out, heads, LORA: tl.constexpr):
-    head, c = tl.program_id(0), tl.arange(0, LORA)
-    highest, total = -float("inf"), 0.0
-    acc = tl.zeros((LORA,), tl.float32)
-    for split in range(tl.load(splits)):
-        row = split * heads + head
-        here = tl.load(weight + row)
-        if here > 0:  # a split behind the end of the context saw nothing
-            peak = tl.load(top + row)
-            higher = tl.maximum(highest, peak)
-            old, new = tl.exp(highest - higher), tl.exp(peak - higher)
-            acc = acc * old + tl.load(part + row * LORA + c) * new
-            total = total * old + here * new
-            highest = higher
-    tl.store(out + head * LORA + c, acc / total)
+def mla_merge_kernel(part, top, weight, splits, out, heads, lora, BLOCK: tl.constexpr, S: tl.constexpr):
+    """Splits behind the end of the context have weight 0 and a top of -inf."""
+    head, c = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.arange(0, S) * heads + head
+    used = tl.arange(0, S) < tl.load(splits)
+    peak = tl.load(top + row, used, float("-inf"))
+    share = tl.exp(peak - tl.max(peak, 0))
+    total = tl.sum(share * tl.load(weight + row, used, 0.0), 0)
+    parts = tl.load(part + row[:, None] * lora + c[None, :], used[:, None], 0.0)
+    tl.store(out + head * lora + c, tl.sum(parts * share[:, None], 0) / total)
+
+
+@triton.jit
+def mla_head_gate_kernel(o, gate, out, token_stride, head_stride, stride, heads, d, BLOCK: tl.constexpr):
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    col = tl.arange(0, BLOCK)
+    value = tl.load(o + token * token_stride + head * head_stride + col * stride, col < d, 0.0).to(tl.float32)
+    scale = tl.sigmoid(tl.load(gate + token * heads + head).to(tl.float32))
+    tl.store(out + (token * heads + head) * d + col, value * scale, col < d)

@@ -15,9 +15,9 @@ TILES = {16: (32, 256, 4, 4), 64: (128, 64, 4, 4), 128: (128, 64, 8, 3)}  # bloc
 def moe_align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n = experts.numel()
     most = padded_rows(n, count, block)
-    new = {"dtype": torch.int32, "device": experts.device}
-    pairs, of_block, used = torch.empty(most, **new), torch.empty(most // block, **new), torch.empty(1, **new)
-    starts = torch.empty(count, **new)
+    pairs, of_block, used, starts = (
+        torch.empty(size, dtype=torch.int32, device=experts.device) for size in (most, most // block, 1, count)
+    )
     e = triton.next_power_of_2(count)
     moe_align_count_kernel[(1,)](
         experts, starts, pairs, of_block, used, n, most, count, BLOCK=block, E=e, N=COUNTED, num_warps=8

@@ -1,0 +1,206 @@
+"""The result of a decode benchmark as plain data: its shape, its figures, its file, and the comparison of two."""
+
+import json
+import math
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, TypedDict, cast
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from ling_prof import lock
+from ling_prof.errors import UserError
+
+SCHEMA = "ling-prof.bench/1"
+COMPARISON = "ling-prof.bench-compare/1"
+
+Positive = Annotated[float, Meta(gt=0)]
+Bytes = Annotated[float, Meta(ge=0)]
+
+
+class Run(TypedDict):
+    """One request: time to the first token, (end to end - ttft) / (tokens - 1), the time of each decode step."""
+
+    ttft_ms: Positive
+    tpot_ms: Positive
+    step_ms: Annotated[list[Positive], Meta(min_length=1)]
+    tokens: Annotated[int, Meta(ge=2)]
+
+
+class Range(TypedDict):
+    """Mean, least and largest over the runs."""
+
+    mean: Positive
+    low: Positive
+    high: Positive
+
+
+class Tpot(Range):
+    """As `Range`; median and p99 are over all steps of all runs."""
+
+    median: Positive
+    p99: Positive
+
+
+class Summary(TypedDict):
+    ttft_ms: Range
+    tpot_ms: Tpot
+    tokens_per_s: Positive
+    runs: Annotated[int, Meta(ge=1)]
+
+
+class Part(TypedDict):
+    """Bytes one token must read or write for one part of the model, and the formula they come from."""
+
+    part: str
+    formula: str
+    bytes: Bytes
+
+
+class Floor(TypedDict):
+    """The least time of a token: its bytes over the memory bandwidth; None where no bandwidth is known.
+
+    share_of_floor: floor_ms / mean TPOT, a fraction; achieved_gb_s: bytes_per_token / mean TPOT; 1 GB = 1e9 bytes.
+    """
+
+    bandwidth_gb_s: Positive | None
+    bandwidth_source: str
+    bytes_per_token: Positive
+    parts: list[Part]
+    floor_ms: Positive | None
+    share_of_floor: Positive | None
+    achieved_gb_s: Positive
+
+
+class Bench(TypedDict):
+    """lock: `ling_prof.lock.Lock` as a dict; clocks: {'sm_mhz', 'mem_mhz'} when measured; date: ISO 8601."""
+
+    schema: str
+    command: str
+    date: str
+    lock: dict[str, Any]
+    clocks: dict[str, float | None]
+    runs: Annotated[list[Run], Meta(min_length=1)]
+    summary: Summary
+    floor: Floor
+    notes: list[str]
+
+
+def summarize(runs: list[Run]) -> Summary:
+    """Means and ranges over the runs; tokens_per_s is 1000 / mean TPOT. p99 interpolates, as in the reports."""
+    if not runs:
+        raise UserError("no run to summarize; take at least one.")
+    steps = np.concatenate([run["step_ms"] for run in runs])
+    tpot = _range([run["tpot_ms"] for run in runs])
+    return {
+        "ttft_ms": _range([run["ttft_ms"] for run in runs]),
+        "tpot_ms": {**tpot, "median": float(np.median(steps)), "p99": float(np.quantile(steps, 0.99))},
+        "tokens_per_s": 1e3 / tpot["mean"],
+        "runs": len(runs),
+    }
+
+
+def _range(values: list[float]) -> Range:
+    return {"mean": math.fsum(values) / len(values), "low": min(values), "high": max(values)}
+
+
+def load(path: Path) -> Bench:
+    """The benchmark in a file. Raises UserError for what cannot be read, is no JSON, or has another schema or shape."""
+    data = _read(path)
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema", "no schema") if isinstance(data, dict) else "no object"
+        raise UserError(f"{path}: found {found}, not {SCHEMA}; make one with ling-prof bench --output {path.name}.")
+    try:
+        msgspec.convert(data, Bench)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: not a whole {SCHEMA} ({error}); measure again with ling-prof bench.") from None
+    lock.from_dict(data["lock"], path)
+    _check_floor(data["floor"], path)
+    return cast(Bench, data)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({error}); give a file that ling-prof bench --output wrote.") from None
+
+
+def _check_floor(floor: Floor, path: Path) -> None:
+    total = math.fsum(part["bytes"] for part in floor["parts"])
+    if not math.isclose(total, floor["bytes_per_token"], rel_tol=1e-6):
+        said = f"its floor's parts add up to {total:.0f} bytes, bytes_per_token is {floor['bytes_per_token']:.0f}"
+        raise UserError(f"{path}: {said}; measure again with ling-prof bench.")
+
+
+def check_writable(path: Path) -> None:
+    """Raises UserError when `save` could not write there: ask before a long run."""
+    folder = path.absolute().parent
+    if not os.path.isdir(folder):
+        fault = "its folder does not exist"
+    elif os.path.lexists(path) and not os.path.isfile(path):
+        fault = "it is no regular file"
+    elif not os.access(folder, os.W_OK):
+        fault = "its folder is read-only"
+    else:
+        return
+    raise UserError(f"{path} cannot be written: {fault}.")
+
+
+def save(bench: Bench, path: Path) -> None:
+    """Writes the whole file or none of it. Raises UserError where that fails."""
+    check_writable(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(bench, indent=1, allow_nan=False) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def compare(a: Bench, b: Bench, force: bool = False, names: tuple[str, str] = ("A", "B")) -> dict[str, Any]:
+    """How the mean TPOT of `b` stands to that of `a`, as `ling-prof.bench-compare/1`: change is b - a, ratio b / a.
+
+    Raises UserError when the locks differ; with `force` their differences are warnings. A difference is shown only
+    where both have several runs and the ranges of their runs do not overlap.
+    """
+    locks = lock.from_dict(a["lock"], names[0]), lock.from_dict(b["lock"], names[1])
+    warnings = lock.require_alike(*locks, force, names)
+    old, new = a["summary"]["tpot_ms"], b["summary"]["tpot_ms"]
+    return {
+        "schema": COMPARISON,
+        "a": _side(a, names[0]),
+        "b": _side(b, names[1]),
+        "ratio": new["mean"] / old["mean"],
+        "change_us": 1e3 * (new["mean"] - old["mean"]),
+        "change_pct": 100 * (new["mean"] / old["mean"] - 1),
+        **_judge(a["summary"], b["summary"]),
+        "warnings": warnings,
+    }
+
+
+def _side(bench: Bench, name: str) -> dict[str, Any]:
+    """What a comparison says of one of its two benchmarks."""
+    summary = bench["summary"]
+    kept = {key: bench["lock"][key] for key in lock.FREE}
+    return {"name": name, **kept, "runs": summary["runs"], "tpot_ms": summary["tpot_ms"]}
+
+
+def _judge(a: Summary, b: Summary) -> dict[str, Any]:
+    x, y = a["tpot_ms"], b["tpot_ms"]
+    overlap = x["low"] <= y["high"] and y["low"] <= x["high"]
+    if min(a["runs"], b["runs"]) < 2:
+        verdict = "one run has no spread to judge by: measure with --runs 2 or more"
+    elif overlap:
+        verdict = "no difference shown beyond the spread: the ranges of the runs overlap"
+    else:
+        verdict = f"B is {'faster' if y['mean'] < x['mean'] else 'slower'}: the ranges of the runs do not overlap"
+    return {"ranges_overlap": overlap, "shown": not overlap and min(a["runs"], b["runs"]) > 1, "verdict": verdict}

@@ -1,0 +1,87 @@
+"""The reproduction lock: what two measurements must share before their times may be compared."""
+
+from dataclasses import asdict, dataclass, fields
+from itertools import groupby
+from typing import Any
+
+from ling_prof.errors import UserError
+
+FREE = ("target", "passes")  # what a comparison is about: they may differ
+
+
+@dataclass(frozen=True)
+class Lock:
+    """How a measurement was made; None where the machine has no such thing (driver and CUDA of a CPU run).
+
+    hardware: names of the GPUs (or of the CPU) that worked, one entry each. isl, osl: tokens in and out. decoding: as
+    `decoding` writes it. target: what decoded, 'engine' or 'sglang'; passes: the optimizations that were on. Clocks
+    vary from run to run: they are recorded beside the lock and never compared.
+    """
+
+    hardware: tuple[str, ...]
+    driver: str | None
+    cuda: str | None
+    torch: str
+    triton: str | None
+    python: str
+    model: str
+    dtype: str
+    isl: int
+    osl: int
+    decoding: str
+    target: str
+    passes: tuple[str, ...]
+    ling_prof: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data; `from_dict` reads it back."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+
+KEYS = tuple(field.name for field in fields(Lock))
+
+
+def decoding(temperature: float = 0.0, seed: int = 0) -> str:
+    """'greedy', or 'sampled, temperature 0.8, seed 1'."""
+    return f"sampled, temperature {temperature}, seed {seed}" if temperature else "greedy"
+
+
+def from_dict(data: Any, source: object) -> Lock:
+    """The lock that `data` holds. Raises UserError, naming `source`, for missing or unknown keys and wrong types."""
+    import msgspec
+
+    if not isinstance(data, dict):
+        raise UserError(f"{source}: its lock is no object with the keys {', '.join(KEYS)}.")
+    faults = {
+        "lacks": [key for key in KEYS if key not in data],
+        "has unknown": [key for key in data if key not in KEYS],
+    }
+    if said := [f"{fault} {', '.join(keys)}" for fault, keys in faults.items() if keys]:
+        raise UserError(f"{source}: its lock {' and '.join(said)}; measure again with this version of ling-prof.")
+    try:
+        return msgspec.convert(data, Lock)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{source}: its lock cannot be read ({error}); measure again.") from None
+
+
+def differences(a: Lock, b: Lock) -> list[tuple[str, Any, Any]]:
+    """(key, value in a, value in b) of every key but `FREE` in which they differ."""
+    pairs = [(key, getattr(a, key), getattr(b, key)) for key in KEYS if key not in FREE]
+    return [(key, x, y) for key, x, y in pairs if x != y]
+
+
+def require_alike(a: Lock, b: Lock, force: bool = False, names: tuple[str, str] = ("A", "B")) -> list[str]:
+    """Raises UserError, one sentence, where the locks differ; with `force` gives one warning a difference instead."""
+    found = [(key, show(x), show(y)) for key, x, y in differences(a, b)]
+    if found and not force:
+        listed = ", ".join(f"{key} ({x} / {y})" for key, x, y in found)
+        raise UserError(f"{names[0]} and {names[1]} differ in {listed}; compare anyway with --force.")
+    return [f"{key} differs: {x} in {names[0]}, {y} in {names[1]}" for key, x, y in found]
+
+
+def show(value: Any) -> str:
+    """A value of a lock in words: '2 x NVIDIA H200', 'none', '2.11'."""
+    if not isinstance(value, tuple):
+        return "none" if value is None else str(value)
+    counted = [(name, len(list(same))) for name, same in groupby(value)]
+    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in counted) or "none"

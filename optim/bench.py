@@ -1,0 +1,110 @@
+"""The decode benchmark: whole requests, one after the other, timed on the host without a profiler."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import torch
+
+from ling_prof.bench_report import SCHEMA, Bench, Floor, Run, summarize
+from optim.engine import floor
+from optim.engine.generate import Engine
+from optim.engine.sample import Sampling
+from optim.options import BenchOptions
+from optim.session import clocks_of, lock_of, open_engine, prompt_for
+
+WARM_UP_STEPS = 8
+COPIED = 2**31  # bytes: far more than any cache holds
+COPIES = 20
+Progress = Callable[[float], None]
+
+
+def run(options: BenchOptions, progress: Progress = lambda _: None) -> Bench:
+    """Opens the model, warms it up on one request, then times `options.runs` equal ones."""
+    engine = open_engine(options, options.osl, options.seed)
+    prompt = prompt_for(engine.c, options.isl, options.seed)
+    sampling = Sampling(options.temperature, options.seed)
+    bandwidth, source = _bandwidth(engine, options)
+    _request(engine, prompt, sampling, min(options.osl, WARM_UP_STEPS))
+    runs, texts = [], []
+    for number in range(options.runs):
+        timed, text = _request(engine, prompt, sampling, options.osl)
+        runs.append(timed)
+        texts.append(text)
+        progress((number + 1) / options.runs)
+    summary = summarize(runs)
+    return {
+        "schema": SCHEMA,
+        "command": options.command,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "lock": lock_of(engine, options).to_dict(),
+        "clocks": clocks_of(engine),
+        "runs": runs,
+        "summary": summary,
+        "floor": _floor(engine, options, summary["tpot_ms"]["mean"], bandwidth, source),
+        "notes": _notes(engine, texts),
+    }
+
+
+def _request(engine: Engine, prompt: list[int], sampling: Sampling, tokens: int) -> tuple[Run, list[int]]:
+    """One request of `tokens` new tokens, whatever they are; every step ends when the host holds its token."""
+    began = time.perf_counter()
+    text = [engine.prefill(prompt, sampling)]
+    ends = [time.perf_counter()]
+    while len(text) < tokens:
+        text.append(engine.step())
+        ends.append(time.perf_counter())
+    steps = [1e3 * (b - a) for a, b in itertools.pairwise(ends)]
+    tpot = 1e3 * (ends[-1] - ends[0]) / (tokens - 1)
+    return {"ttft_ms": 1e3 * (ends[0] - began), "tpot_ms": tpot, "step_ms": steps, "tokens": tokens}, text
+
+
+def _floor(engine: Engine, options: BenchOptions, tpot_ms: float, bandwidth: float | None, source: str) -> Floor:
+    """The context is that of the middle step."""
+    found = floor.parts(engine.c, options.isl + options.osl // 2, engine.w.embed.element_size())
+    needed = floor.total(found)
+    floor_ms = needed / bandwidth / 1e6 if bandwidth else None
+    return {
+        "bandwidth_gb_s": bandwidth,
+        "bandwidth_source": source,
+        "bytes_per_token": needed,
+        "parts": [{"part": one.part, "formula": one.formula, "bytes": one.bytes} for one in found],
+        "floor_ms": floor_ms,
+        "share_of_floor": floor_ms / tpot_ms if floor_ms else None,
+        "achieved_gb_s": needed / tpot_ms / 1e6,
+    }
+
+
+def _bandwidth(engine: Engine, options: BenchOptions) -> tuple[float | None, str]:
+    """GB/s and where the figure is from: the options, or a copy timed on the device."""
+    if options.bandwidth is not None:
+        return options.bandwidth, "--bandwidth"
+    if engine.token.device.type != "cuda":
+        return None, "the bandwidth of this device is unknown"
+    return _copy_speed(engine.token.device), f"a copy of {COPIED / 1e9:.1f} GB timed here, bytes read plus written"
+
+
+def _copy_speed(device: torch.device) -> float:
+    source = torch.empty(COPIED, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(COPIES):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return 2 * COPIED / statistics.median(times) / 1e6
+
+
+def _notes(engine: Engine, texts: list[list[int]]) -> list[str]:
+    same = all(text == texts[0] for text in texts)
+    notes = [f"{len(texts)} runs, the same prompt: {'identical tokens' if same else 'TOKENS DIFFER between the runs'}"]
+    if engine.c.ranks > 1:
+        notes.append(f"one of {engine.c.ranks} ranks, without the collectives between them: a lower bound")
+    if not engine.use_graph:
+        notes.append("no CUDA graph: every operation is launched by itself")
+    return notes

@@ -1,0 +1,139 @@
+"""The commands `bench`, `bench compare` and `trace`. torch is imported only when one of them runs."""
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+
+from ling_prof.cli import AsJson, Top, answer, print_json, print_parts, report_on, view_options
+from ling_prof.errors import UserError
+from optim.options import DTYPES, BenchOptions, TraceOptions
+
+NEEDED = ("torch", "triton")
+INSTALL = 'pip install "ling-prof[gpu]"'
+
+MODEL = typer.Option("--model", metavar="NAME_OR_FOLDER", help="A bundled configuration, or a checkpoint folder.")
+Model = Annotated[str, MODEL]
+Isl = Annotated[int, typer.Option(help="Tokens of the prompt.")]
+Dtype = Annotated[str, typer.Option(help=f"Of weights and activations: {' or '.join(DTYPES)}.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: a GPU if there is one.")]
+Eager = Annotated[bool, typer.Option("--eager", help="Launch every kernel by itself: no CUDA graph.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Joins the commands of this package to the ling-prof command."""
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(bench)
+    group.command("compare")(compare)
+    app.add_typer(group, name="bench")
+    app.command("trace")(trace)
+
+
+def bench(
+    context: typer.Context,
+    model: Annotated[str | None, MODEL] = None,
+    isl: Isl = 8192,
+    osl: Annotated[int, typer.Option(help="Tokens to generate.")] = 1024,
+    runs: Annotated[int, typer.Option(help="Requests to time, one after the other.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of random weights, prompt and sampling.")] = 0,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token (greedy).")] = 0.0,
+    dtype: Dtype = "bf16",
+    device: Device = None,
+    eager: Eager = False,
+    bandwidth: Annotated[
+        float | None, typer.Option(metavar="GB/S", help="Memory bandwidth for the floor; default: that of the device.")
+    ] = None,
+    as_json: AsJson = False,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON there as well.")] = None,
+) -> None:
+    """Times single-request decoding without a profiler, beside the floor that memory bandwidth sets."""
+    if context.invoked_subcommand:
+        _no_options(context)
+        return
+    if model is None:
+        raise UserError("bench needs --model NAME_OR_FOLDER, or compare A B.")
+    if output is not None:
+        from ling_prof.bench_report import check_writable
+
+        check_writable(output)
+    lengths: dict[str, Any] = {"isl": isl, "osl": osl, "runs": runs, "seed": seed, "temperature": temperature}
+    options = BenchOptions(model=model, **lengths, dtype=dtype, device=device, eager=eager, bandwidth=bandwidth)
+    _measure(options, as_json, output)
+
+
+def _no_options(context: typer.Context) -> None:
+    """`bench --runs 3 compare A B` must not drop --runs in silence."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UserError(f"bench {context.invoked_subcommand} takes its options after its name, and none of bench.")
+
+
+def _measure(options: BenchOptions, as_json: bool, output: Path | None) -> None:
+    from ling_prof.bench_report import save
+    from ling_prof.render.bench import render
+    from ling_prof.render.progress import bar
+
+    run = _engine("bench", options.device).run
+    with bar(f"decoding with {options.model}") as progress:
+        found = run(options, progress)
+    try:
+        if output is not None:
+            save(found, output)
+    finally:  # a long run is never lost to a full disk
+        print_json(found) if as_json else print_parts(render(found))
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A file that bench --output wrote.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare what was measured differently, with warnings.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Decides between two benchmarks by mean TPOT; refuses those that were not measured alike."""
+    from ling_prof import bench_report
+    from ling_prof.render.bench import compare as show
+
+    found = bench_report.compare(bench_report.load(a), bench_report.load(b), force, (str(a), str(b)))
+    print_json(found) if as_json else print_parts(show(found))
+
+
+def trace(
+    model: Model,
+    isl: Isl = 8192,
+    steps: Annotated[int, typer.Option(help="Decode steps to record.")] = 12,
+    recorder: Annotated[str, typer.Option("--with", metavar="torch|nsys", help="The profiler.")] = "torch",
+    stacks: Annotated[bool, typer.Option(help="Record Python stacks: they name the line of every stall.")] = True,
+    dtype: Dtype = "bf16",
+    device: Device = None,
+    eager: Eager = False,
+    output: Annotated[Path | None, typer.Option(help="Where it goes; default: decode.json.gz or .nsys-rep.")] = None,
+    top: Top = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Records decode steps, times them without the profiler as well, and reports."""
+    from ling_prof.bench_report import check_writable
+
+    chosen: dict[str, Any] = {"dtype": dtype, "device": device, "eager": eager}
+    options = TraceOptions(model=model, isl=isl, steps=steps, recorder=recorder, stacks=stacks, output=output, **chosen)
+    check_writable(options.path)
+    recording, tpot = _engine("trace", device).record(options)
+    answer("report", report_on(recording, view_options(tpot)), top, as_json)
+
+
+def _engine(name: str, device: str | None) -> ModuleType:
+    """optim.<name>, which needs torch. Raises UserError saying what is missing here, and how to install it."""
+    try:
+        torch = import_module("torch")
+        if (device or "").startswith("cuda") and not torch.cuda.is_available():
+            raise UserError(f"--device {device}: torch {torch.__version__} finds no CUDA GPU; {INSTALL} where one is.")
+        return import_module(f"optim.{name}")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in NEEDED:
+            raise
+        raise UserError(f"{missing} is not installed, which the engine runs on; {INSTALL} brings it.") from None

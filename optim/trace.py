@@ -1,0 +1,74 @@
+"""Recording the engine's decode steps, and timing the same loop without the profiler just before."""
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from ling_prof import record as recorders
+from ling_prof.errors import UserError
+from optim.engine.generate import Engine
+from optim.options import TraceOptions
+from optim.session import device_of, open_engine, prompt_for
+
+REHEARSED = 64  # steps timed without a profiler
+SETTLE = 4  # steps before anything is timed or recorded
+
+
+def record(options: TraceOptions) -> tuple[Path, str]:
+    """Writes the recording -> its path, and the unprofiled time of a step such as '2.410000ms'.
+
+    Raises UserError when the profiler is missing or leaves nothing.
+    """
+    if device_of(options) == "cpu":
+        raise UserError("trace needs a CUDA GPU: on a CPU there are no kernels to record.")
+    if options.recorder == "nsys":
+        return options.path, _under_nsys(options)
+    engine, tpot = rehearse(options)
+    with torch.profiler.profile(activities=recorders.activities()):
+        engine.step()  # a profiler's first step is slow: taken here
+    with recorders.profile(options.path, stacks=options.stacks):
+        for _ in range(options.steps):
+            engine.step()
+    return options.path, tpot
+
+
+def rehearse(options: TraceOptions) -> tuple[Engine, str]:
+    """The engine in steady decode, and the mean time of its steps so far."""
+    engine = open_engine(options, SETTLE + REHEARSED + options.steps + 2)
+    engine.prefill(prompt_for(engine.c, options.isl, 0))
+    for _ in range(SETTLE):
+        engine.step()
+    began = time.perf_counter()
+    for _ in range(REHEARSED):
+        engine.step()
+    return engine, f"{(time.perf_counter() - began) / REHEARSED * 1e3:.6f}ms"
+
+
+def _under_nsys(options: TraceOptions) -> str:
+    """Runs this module as a program under Nsight Systems; it leaves its step time in a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "tpot"
+        asked = {**vars(options), "output": None}
+        command = [sys.executable, "-m", "optim.trace", json.dumps(asked), str(said)]
+        recorders.nsys(command, options.path, profiler_api=True, quiet=True)
+        return said.read_text()
+
+
+def _child(asked: str, said: str) -> None:
+    """The graph is captured again while recording: so nsys learns which layer each of its nodes belongs to."""
+    options = TraceOptions(**json.loads(asked))
+    engine, tpot = rehearse(options)
+    Path(said).write_text(tpot)
+    with torch.cuda.profiler.profile():
+        engine.capture()
+        for _ in range(options.steps):
+            engine.step()
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    _child(*sys.argv[1:])
