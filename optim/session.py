@@ -13,6 +13,7 @@ from ling_prof.lock import Lock
 from optim.engine import checkpoint, weights
 from optim.engine.config import MODELS, Config, named
 from optim.engine.generate import Engine
+from optim.engine.hf_config import read_config
 from optim.options import BenchOptions, RunOptions
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -37,7 +38,7 @@ def open_engine(options: RunOptions, new_tokens: int, seed: int = 0) -> Engine:
         w = weights.random(c, seed, dtype, device)
     else:
         folder = Path(options.model)
-        _check_fit(checkpoint.read_config(folder), capacity, dtype, device)
+        _check_fit(read_config(folder), capacity, dtype, device)
         c, w = checkpoint.load(folder, dtype, device)
     return Engine(c, w, capacity, graph=not options.eager)
 

@@ -1,0 +1,90 @@
+"""The whole engine on a GPU: graph against eager, run against run, the commands. Skipped elsewhere, and counted so."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA GPU: the engine's GPU tests are NOT run", allow_module_level=True)
+
+from typer.testing import CliRunner  # noqa: E402
+
+from ling_prof.cli import whole_app  # noqa: E402
+from optim.engine import weights  # noqa: E402
+from optim.engine.config import NANO, TINY  # noqa: E402
+from optim.engine.generate import Engine  # noqa: E402
+from optim.engine.sample import Sampling  # noqa: E402
+
+PROMPT, NEW = 8192, 256
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return Engine(TINY, weights.random(TINY), PROMPT + NEW)
+
+
+def decode(engine, prompt, sampling=Sampling()):  # noqa: B008
+    return [engine.prefill(prompt, sampling), *(engine.step() for _ in range(NEW - 1))]
+
+
+def test_256_tokens_are_the_same_in_two_runs_and_without_a_graph(tiny):
+    prompt = torch.randint(TINY.vocab, (PROMPT,)).tolist()
+    first = decode(tiny, prompt)
+    assert len(set(first)) > NEW / 2  # no loop of a few tokens, which would prove little
+    sampled = decode(tiny, prompt, Sampling(1.0, 7))
+    assert decode(tiny, prompt, Sampling(1.0, 7)) == sampled != first
+    assert decode(tiny, prompt) == first
+    tiny.use_graph = False
+    tiny.capture()
+    assert decode(tiny, prompt) == first
+    tiny.use_graph = True
+    tiny.capture()
+
+
+def test_capture_in_the_middle_of_a_request_changes_nothing(tiny):
+    prompt = torch.randint(TINY.vocab, (100,)).tolist()
+    tiny.prefill(prompt)
+    plain = [tiny.step() for _ in range(20)]
+    tiny.prefill(prompt)
+    again = [tiny.step() for _ in range(10)]
+    tiny.capture()
+    assert again + [tiny.step() for _ in range(10)] == plain
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_triton_decodes_as_the_naive_kernels_do(graph):
+    """fp32, so that the two agree to rounding: the same tokens at nano size."""
+    prompt = torch.randint(NANO.vocab, (300,)).tolist()
+    texts = []
+    for kind in ("naive", "triton"):
+        engine = Engine(NANO, weights.random(NANO, 0, torch.float32), 400, kind, graph and kind == "triton")
+        texts.append(list(engine.stream(prompt, 32)))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("recorder", ["torch", "nsys"])
+def test_trace_reports_the_steps_it_recorded(recorder, tmp_path):
+    if recorder == "nsys":
+        from ling_prof.load.nsys import find_nsys
+
+        if not find_nsys():
+            pytest.skip("no nsys here")
+    output = tmp_path / ("t.json.gz" if recorder == "torch" else "t.nsys-rep")
+    asked = ["trace", "--model", "nano", "--isl", "64", "--steps", "6", "--with", recorder, "--json"]
+    done = CliRunner().invoke(whole_app(), [*asked, "--output", str(output)])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert len(report["steps"]) == 6
+    assert report["summary"][0]["calibrated"]
+
+
+def test_bench_writes_what_it_shows(tmp_path):
+    output = tmp_path / "b.json"
+    asked = ["bench", "--model", "nano", "--isl", "64", "--osl", "8", "--runs", "2", "--output", str(output), "--json"]
+    done = CliRunner().invoke(whole_app(), asked)
+    assert done.exit_code == 0, done.output
+    bench = json.loads(done.stdout)
+    assert bench == json.loads(output.read_text())
+    assert bench["floor"]["bandwidth_gb_s"] > 100
+    assert bench["clocks"]["sm_mhz"]
