@@ -56,7 +56,7 @@ def _request(engine: Engine, prompt: list[int], sampling: Sampling, tokens: int)
     while len(text) < tokens:
         text.append(engine.step())
         ends.append(time.perf_counter())
-    steps = [1e3 * (b - a) for a, b in itertools.pairwise(ends)]
+    steps = [round(1e3 * (b - a), 6) for a, b in itertools.pairwise(ends)]
     tpot = 1e3 * (ends[-1] - ends[0]) / (tokens - 1)
     return {"ttft_ms": 1e3 * (ends[0] - began), "tpot_ms": tpot, "step_ms": steps, "tokens": tokens}, text
 

@@ -31,9 +31,16 @@ def record(options: TraceOptions) -> tuple[Path, str]:
     with torch.profiler.profile(activities=recorders.activities()):
         engine.step()  # a profiler's first step is slow: taken here
     with recorders.profile(options.path, stacks=options.stacks):
-        for _ in range(options.steps):
-            engine.step()
+        _steps(engine, options.steps)
     return options.path, tpot
+
+
+def _steps(engine: Engine, count: int) -> None:
+    """What is recorded: the capture too, since the ranges open there name the layers of the nodes."""
+    engine.capture()
+    for _ in range(count):
+        engine.step()
+    torch.cuda.synchronize()
 
 
 def rehearse(options: TraceOptions) -> tuple[Engine, str]:
@@ -59,15 +66,11 @@ def _under_nsys(options: TraceOptions) -> str:
 
 
 def _child(asked: str, said: str) -> None:
-    """The graph is captured again while recording: so nsys learns which layer each of its nodes belongs to."""
     options = TraceOptions(**json.loads(asked))
     engine, tpot = rehearse(options)
     Path(said).write_text(tpot)
     with torch.cuda.profiler.profile():
-        engine.capture()
-        for _ in range(options.steps):
-            engine.step()
-        torch.cuda.synchronize()
+        _steps(engine, options.steps)
 
 
 if __name__ == "__main__":

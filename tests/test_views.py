@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 from timelines import PID, Recording
 
 from ling_prof import report
 from ling_prof.analyses import run
+from ling_prof.analyses.layers import of_ops
+from ling_prof.errors import Missing
 from ling_prof.timeline import CLASSES
 from ling_prof.view import Options, view
 
@@ -101,6 +104,50 @@ def test_a_range_that_crosses_another_still_names_what_it_holds():
     recording = Recording().inside("nvtx", "A", 0, 100).inside("nvtx", "B", 50, 150)
     layers = run("layers", view(recording.kernel("k", (120, 121), (130, 140), 1).trace()))
     assert layers["layer"].tolist() == ["B"]
+
+
+def captured(*calls: str) -> Recording:
+    """A capture of these calls, one in each range `layer 0`, `layer 1`, ..."""
+    recording = Recording().call("cudaStreamBeginCapture", 0, 1)
+    for i, name in enumerate(calls):
+        recording.inside("annotation", f"layer {i}", 10 * i + 2, 10 * i + 8).call(name, 10 * i + 3, 10 * i + 5, 100 + i)
+    return recording.call("cudaStreamEndCapture", 90, 95)
+
+
+def layers_of(recording: Recording) -> list[str]:
+    recording.call("cudaGraphLaunch", 200, 210, 1)
+    return sorted(of_ops(view(recording.trace())))
+
+
+def test_without_node_numbers_captured_calls_are_the_nodes_in_order():
+    recording = captured("cudaMemsetAsync", "cuLaunchKernelEx").call("cudaLaunchKernel", 97, 99, 55)
+    recording.op("Memset (Device)", 300, 310, 1, kind="memset").op("k", 320, 390, 1)
+    assert layers_of(recording) == ["layer 0", "layer 1"]
+    rows = run("layers", view(recording.trace()))
+    assert rows[["layer", "exclusive_ns"]].to_numpy().tolist() == [["layer N", 80]]
+
+
+@pytest.mark.parametrize(
+    ("calls", "streams"),
+    [
+        (("cudaLaunchKernel",), (7, 7)),  # another graph: one node less
+        (("cudaLaunchKernel", "cudaLaunchKernel"), (7, 7)),  # another graph: no copy in it
+        (("cudaMemsetAsync", "cudaLaunchKernel"), (7, 8)),  # parallel branches: their order tells nothing
+    ],
+)
+def test_captured_calls_that_do_not_fit_name_no_layer(calls, streams):
+    recording = captured(*calls)
+    recording.op("Memset (Device)", 300, 310, 1, kind="memset", stream=streams[0]).op(
+        "k", 320, 390, 1, stream=streams[1]
+    )
+    with pytest.raises(Missing, match="layer of a kernel"):
+        layers_of(recording)
+
+
+def test_a_capture_after_the_launch_did_not_make_it():
+    recording = captured("cudaLaunchKernel").call("cudaGraphLaunch", -50, -40, 1).op("k", -30, -20, 1)
+    with pytest.raises(Missing):
+        of_ops(view(recording.trace()))
 
 
 def test_an_empty_range_is_not_where_the_host_is():

@@ -10,10 +10,10 @@ import re
 import numpy as np
 import pandas as pd
 
+from ling_prof.captured import host_rows
 from ling_prof.errors import Missing
 from ling_prof.roles import ROLES, layer_kind
 from ling_prof.timeline import BUSY
-from ling_prof.trace import thread_keys
 from ling_prof.view import View
 
 COLUMNS = {
@@ -58,7 +58,7 @@ def of_ops(view: View) -> np.ndarray:
     at = np.where(view.ops.launch >= 0, view.ops.launch_start, -1)
     row = view.host.at(view.ops.thread, at)
     row = np.where(view.ops.launch >= 0, row, -1)
-    captured = _captured(view)
+    captured = host_rows(view)
     inside = captured >= 0
     row[inside] = captured[inside]
     names = _names(view, row)
@@ -68,8 +68,8 @@ def of_ops(view: View) -> np.ndarray:
         raise Missing(
             "the layer of a kernel",
             f"for most ops no NVTX range, annotation or nn.Module encloses the launch{hidden}",
-            "record with with_stack=True and with_modules=True, mark layers with NVTX before capture and use nsys, "
-            "or trace once with graphs off",
+            "record with with_stack=True and with_modules=True, mark layers by ranges and capture the graph while "
+            "recording, or trace once with graphs off",
         )
     return names
 
@@ -95,31 +95,3 @@ def _is_layer(view: View) -> np.ndarray:
         "name", lambda n: n not in steps and not NOT_A_LAYER.match(n)
     )
     return part | ranges
-
-
-def _captured(view: View) -> np.ndarray:
-    """For each op the host row open when its graph node was captured; -1 outside graphs and where not recorded."""
-    out = np.full(len(view.ops), -1)
-    if not view.trace.has("capture") or not view.trace.has("gpu.graph_node"):
-        return out
-    capture = view.trace.capture
-    node = view.trace.gpu["graph_node"].to_numpy()[view.ops.row]
-    first = _originals(dict(zip(capture["node"], capture["original"], strict=True)), np.unique(node[node >= 0]))
-    made = {n: i for i, n in enumerate(capture["node"].to_numpy())}
-    known = {n: made[o] for n, o in first.items() if o in made}
-    at = np.array([known.get(int(n), -1) for n in node])
-    found = at >= 0
-    out[found] = view.host.at(thread_keys(capture)[at[found]], capture["time"].to_numpy()[at[found]])
-    return out
-
-
-def _originals(cloned_from: dict[int, int], nodes: np.ndarray) -> dict[int, int]:
-    """Each node led back through its clones to the captured one; a cycle ends where it closes."""
-    out = {}
-    for node in map(int, nodes):
-        seen, current = {node}, node
-        while (above := cloned_from.get(current, -1)) >= 0 and above not in seen:
-            seen.add(above)
-            current = above
-        out[node] = current
-    return out

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-WARM_UP = 3  # runs before capture: compilation, handles and workspaces come into being there
+WARM_UP = 2  # runs before capture: compilation, handles and workspaces come into being there
 
 
 class Graph:

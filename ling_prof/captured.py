@@ -1,0 +1,87 @@
+"""Where the nodes of a replayed CUDA graph come from: the call, and so the host range, in which each was captured."""
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from ling_prof.calls import LAUNCH, matching
+from ling_prof.ops import COPY
+from ling_prof.trace import thread_keys
+from ling_prof.view import View
+
+COPY_CALL = re.compile(r"^(cuda|cu|hip)Mem(cpy|set)")
+
+
+def host_rows(view: View) -> np.ndarray:
+    """For each op the host row open when its graph node was captured; -1 outside graphs and where not recorded.
+
+    Nsight Systems numbers the nodes. Kineto does not: there the calls inside a capture are the nodes of a graph in
+    order, taken for it when a replay ran as many ops of the same kinds on one stream.
+    """
+    if view.trace.has("capture") and view.trace.has("gpu.graph_node"):
+        return _by_node(view)
+    return _by_order(view) if view.trace.has("api") else np.full(len(view.ops), -1)
+
+
+def _by_node(view: View) -> np.ndarray:
+    out = np.full(len(view.ops), -1)
+    capture = view.trace.capture
+    node = view.trace.gpu["graph_node"].to_numpy()[view.ops.row]
+    first = _originals(dict(zip(capture["node"], capture["original"], strict=True)), np.unique(node[node >= 0]))
+    made = {n: i for i, n in enumerate(capture["node"].to_numpy())}
+    known = {n: made[o] for n, o in first.items() if o in made}
+    at = np.array([known.get(int(n), -1) for n in node])
+    found = at >= 0
+    out[found] = view.host.at(thread_keys(capture)[at[found]], capture["time"].to_numpy()[at[found]])
+    return out
+
+
+def _originals(cloned_from: dict[int, int], nodes: np.ndarray) -> dict[int, int]:
+    """Each node led back through its clones to the captured one; a cycle ends where it closes."""
+    out = {}
+    for node in map(int, nodes):
+        seen, current = {node}, node
+        while (above := cloned_from.get(current, -1)) >= 0 and above not in seen:
+            seen.add(above)
+            current = above
+        out[node] = current
+    return out
+
+
+def _by_order(view: View) -> np.ndarray:
+    out = np.full(len(view.ops), -1)
+    captures = _captured_calls(view.trace.api)
+    by_launch = pd.Series(np.arange(len(view.ops))).groupby(view.ops.graph_launch)
+    for launch, group in by_launch:
+        ops = group.to_numpy()
+        if launch < 0 or len(np.unique(view.ops.stream[ops])) > 1:
+            continue
+        calls = _fitting(captures, view, ops, int(view.trace.api["start"].iat[launch]))
+        if calls is not None:
+            out[ops] = view.host.at(thread_keys(calls), calls["start"].to_numpy())
+    return out
+
+
+def _captured_calls(api: pd.DataFrame) -> list[pd.DataFrame]:
+    """The launches, copies and memsets made on the thread of each capture until it ended."""
+    is_copy = matching(api["name"].array, COPY_CALL)
+    calls = api.assign(is_copy=is_copy)[is_copy | matching(api["name"].array, LAUNCH)]
+    out = []
+    for begin in api[api["name"] == "cudaStreamBeginCapture"].itertuples():
+        own = (api["pid"] == begin.pid) & (api["tid"] == begin.tid) & (api["start"] > begin.start)
+        ends = api["start"][own & (api["name"] == "cudaStreamEndCapture")]
+        inside = (calls["pid"] == begin.pid) & (calls["tid"] == begin.tid) & (calls["start"] > begin.start)
+        out.append(calls[inside & (calls["start"] < ends.min())])
+    return out
+
+
+def _fitting(captures: list[pd.DataFrame], view: View, ops: np.ndarray, before: int) -> pd.DataFrame | None:
+    """The last capture before a launch that could have made its ops."""
+    kinds = view.ops.resource[ops] == COPY
+    fits = [
+        calls
+        for calls in captures
+        if len(calls) == len(ops) and calls["start"].iat[-1] < before and (calls["is_copy"].to_numpy() == kinds).all()
+    ]
+    return fits[-1] if fits else None
