@@ -1,5 +1,7 @@
 """Shared fixtures. Traces nobody here wrote lie beside the checkout; a user's clone has none, and says so."""
 
+import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,13 @@ import pytest
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "traces"
 BUNDLED = Path(__file__).resolve().parents[1] / "traces"
 GOLDEN = Path(__file__).resolve().parent / "golden"
+
+
+if find_spec("torch"):
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # read once, when triton is imported
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,12 +1,17 @@
 """The documents say what the program does."""
 
+import io
 import re
 import sys
 
+import pytest
 from conftest import BUNDLED
+from rich.console import Console
 from test_cli import cli
 
+from ling_prof.bench_report import load
 from ling_prof.cli import app
+from ling_prof.render.bench import render
 
 ROOT = BUNDLED.parent
 README = ROOT / "README.md"
@@ -16,9 +21,18 @@ def commands() -> list[str]:
     return [c.name or c.callback.__name__ for c in app.registered_commands]
 
 
-def demo_text() -> str:
-    shown = cli("demo", "--top", "3").stdout.replace(str(BUNDLED), "traces")
+def trimmed(shown: str) -> str:
     return "\n".join(line.rstrip() for line in shown.splitlines()) + "\n"
+
+
+def demo_text() -> str:
+    return trimmed(cli("demo", "--top", "3").stdout.replace(str(BUNDLED), "traces"))
+
+
+def baseline_text() -> str:
+    page = io.StringIO()
+    Console(file=page, width=160).print(render(load(ROOT / "docs/results/h200-tiny-baseline.json")))
+    return trimmed(page.getvalue())
 
 
 def test_every_command_has_help_and_a_line_in_the_readme():
@@ -30,13 +44,14 @@ def test_every_command_has_help_and_a_line_in_the_readme():
         assert " ".join(said) in " ".join(cli(name, "--help").stdout.split())
 
 
-def test_the_report_in_the_readme_is_what_demo_prints(request):
+@pytest.mark.parametrize(("number", "says"), [(0, demo_text), (1, baseline_text)])
+def test_what_the_readme_shows_is_what_the_program_prints(request, number, says):
     page = README.read_text()
-    block = re.search(r"```text\n(.*?)```", page, re.S)
+    block = list(re.finditer(r"```text\n(.*?)```", page, re.S))[number]
     if request.config.getoption("--update-golden"):
-        README.write_text(page.replace(block[0], f"```text\n{demo_text()}```"))
+        README.write_text(f"{page[: block.start(1)]}{says()}{page[block.end(1) :]}")
     else:
-        assert block[1] == demo_text()
+        assert block[1] == says()
 
 
 def test_the_generated_part_of_the_json_page_is_up_to_date(monkeypatch):

@@ -8,9 +8,8 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("no CUDA GPU: the engine's GPU tests are NOT run", allow_module_level=True)
 
-from typer.testing import CliRunner  # noqa: E402
+from test_cli import cli  # noqa: E402
 
-from ling_prof.cli import whole_app  # noqa: E402
 from optim.engine import weights  # noqa: E402
 from optim.engine.config import NANO, TINY  # noqa: E402
 from optim.engine.generate import Engine  # noqa: E402
@@ -72,8 +71,8 @@ def test_trace_reports_the_steps_it_recorded(recorder, tmp_path):
             pytest.skip("no nsys here")
     output = tmp_path / ("t.json.gz" if recorder == "torch" else "t.nsys-rep")
     asked = ["trace", "--model", "nano", "--isl", "64", "--steps", "6", "--with", recorder, "--json"]
-    done = CliRunner().invoke(whole_app(), [*asked, "--output", str(output)])
-    assert done.exit_code == 0, done.output
+    done = cli(*asked, "--output", str(output))
+    assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert len(report["steps"]) == 6
     assert report["summary"][0]["calibrated"]
@@ -82,8 +81,8 @@ def test_trace_reports_the_steps_it_recorded(recorder, tmp_path):
 def test_bench_writes_what_it_shows(tmp_path):
     output = tmp_path / "b.json"
     asked = ["bench", "--model", "nano", "--isl", "64", "--osl", "8", "--runs", "2", "--output", str(output), "--json"]
-    done = CliRunner().invoke(whole_app(), asked)
-    assert done.exit_code == 0, done.output
+    done = cli(*asked)
+    assert done.returncode == 0, done.stderr
     bench = json.loads(done.stdout)
     assert bench == json.loads(output.read_text())
     assert bench["floor"]["bandwidth_gb_s"] > 100

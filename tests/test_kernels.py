@@ -3,15 +3,11 @@
 On a GPU in bf16 and fp32 at real sizes; elsewhere in Triton's interpreter, in fp32 and small.
 """
 
-import os
-
 import pytest
 
 torch = pytest.importorskip("torch")
-GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
+GPU = torch.cuda.is_available()
 
 from optim.kernels import load  # noqa: E402
 from optim.kernels.moe.naive import padded_rows  # noqa: E402

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ling_prof import lock
 from ling_prof.bench_report import Bench, Floor, Summary
-from ling_prof.render.text import _table
+from ling_prof.render.text import table_of
 from ling_prof.units import one_line, show_time
 
 MS = 1e6  # ns
@@ -40,7 +40,7 @@ def header(bench: Bench) -> RenderableType:
 def times(summary: Summary) -> RenderableType:
     """TTFT, TPOT and tokens per second: mean and range over the runs, median and p99 over the steps."""
     runs = "1 run" if summary["runs"] == 1 else f"{summary['runs']} runs"
-    table = _table(f"\nTime over {runs}", "", "mean", "low", "high", "step median", "step p99", left=("",))
+    table = table_of(f"\nTime over {runs}", "", "mean", "low", "high", "step median", "step p99", left=("",))
     ttft, tpot = summary["ttft_ms"], summary["tpot_ms"]
     table.add_row("first token (TTFT)", *_times(ttft, "mean", "low", "high"), "", "")
     table.add_row("per token (TPOT)", *_times(tpot, "mean", "low", "high", "median", "p99"))
@@ -55,7 +55,7 @@ def _times(row: Any, *keys: str) -> list[str]:
 
 def floor(floor: Floor) -> list[RenderableType]:
     """The bytes a token must move, part by part, and what that means at the memory's bandwidth."""
-    table = _table("Bytes a token must move", "part", "bytes", "%", "formula", left=("part", "formula"))
+    table = table_of("Bytes a token must move", "part", "bytes", "%", "formula", left=("part", "formula"))
     total = floor["bytes_per_token"]
     for part in floor["parts"]:
         size, share = show_bytes(part["bytes"]), f"{100 * part['bytes'] / total:.1f}"
@@ -84,7 +84,7 @@ def show_bytes(size: float) -> str:
 
 def compare(found: dict[str, Any]) -> RenderableType:
     """What `bench_report.compare` found."""
-    table = _table("Time per token", "", "mean", "low", "high", "runs", "target", "passes", "file", left=LEFT)
+    table = table_of("Time per token", "", "mean", "low", "high", "runs", "target", "passes", "file", left=LEFT)
     for label in "ab":
         side = found[label]
         words = (side["target"], ", ".join(side["passes"]) or "none", str(side["name"]))

@@ -62,7 +62,7 @@ def device_heading(summary: dict[str, Any]) -> RenderableType:
     return Text("\n".join(lines))
 
 
-def _table(title: str, *columns: str, left: Sequence[str] = ()) -> Table:
+def table_of(title: str, *columns: str, left: Sequence[str] = ()) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", overflow="fold", no_wrap=name not in left)
@@ -73,7 +73,7 @@ def ledger(summary: dict[str, Any]) -> RenderableType:
     """Mean, p50 and p99 per class; the means add up to the wall time."""
     calibrated = summary.get("calibrated")
     extra = ["unprofiled", "%"] if calibrated else []
-    table = _table(
+    table = table_of(
         "Ledger of a step", "class", "mean", "%", "p50", "p99", *extra, "what helps", left=("class", "what helps")
     )
     wall, goal = summary["wall_ns"], sum(c["mean"] for c in calibrated.values()) if calibrated else 0
@@ -110,7 +110,7 @@ def _host_parts(table: Table, summary: dict[str, Any], blank: list[str]) -> None
 
 
 def roles(summary: dict[str, Any]) -> RenderableType:
-    table = _table("Busy time by role", "role", "mean", "% of busy", left=("role",))
+    table = table_of("Busy time by role", "role", "mean", "% of busy", left=("role",))
     busy = summary["ledger"]["busy"]["mean"]
     for name, row in sorted(summary["roles"].items(), key=lambda item: -item[1]["mean"]):
         if row["mean"]:
@@ -132,7 +132,7 @@ def _section(
         return []
     if len(report["summary"]) > 1:
         columns = {"device": lambda r: str(r["device"]), **columns}
-    table = _table(title + (f" (top {top} of {len(rows)})" if len(rows) > top else ""), *columns, left=left)
+    table = table_of(title + (f" (top {top} of {len(rows)})" if len(rows) > top else ""), *columns, left=left)
     for row in rows[:top]:
         table.add_row(*(Text(one_line(show(row))) for show in columns.values()))
     return [table]
@@ -276,7 +276,7 @@ def steps(report: Report, top: int) -> list[RenderableType]:
 
 def doctor(found: dict[str, Any]) -> list[RenderableType]:
     """What `doctor.examine` found."""
-    holds = _table("Holds", "table", "rows", "detail", left=("table", "detail"))
+    holds = table_of("Holds", "table", "rows", "detail", left=("table", "detail"))
     for row in found["holds"]:
         holds.add_row(row["table"], f"{row['rows']:,}", row["detail"])
     parts: list[RenderableType] = [Text(one_line(f"{found['path']}: {found['format']}"), style="bold"), holds]
@@ -290,7 +290,7 @@ def doctor(found: dict[str, Any]) -> list[RenderableType]:
 
 
 def pairs(title: str, rows: dict[str, str]) -> list[RenderableType]:
-    table = _table(title, "what", "", left=("what", ""))
+    table = table_of(title, "what", "", left=("what", ""))
     for name, text in rows.items():
         table.add_row(Text(name), Text(text))
     return [table] if rows else []

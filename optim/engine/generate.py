@@ -53,12 +53,13 @@ class Engine:
         if not self.use_graph:
             self._run = self._forward
             return
-        kept = self.token.clone(), self.seen.clone()
+        token, seen, drawn = self.token.clone(), self.seen.clone(), self.generator.get_state()
         self.meta.park(self.cache)
         self._run = Graph(self._forward, self.generator)
         self._run()  # the first replay is slow: the device takes the graph in
-        self.token.copy_(kept[0])
-        self.seen.copy_(kept[1])
+        self.token.copy_(token)
+        self.seen.copy_(seen)
+        self.generator.set_state(drawn)
 
     @torch.inference_mode()
     def prefill(self, prompt: list[int], sampling: Sampling = GREEDY) -> int:

@@ -126,10 +126,11 @@ def referred_strings(db):
 
 
 def clean_strings(db):
-    """Keep the strings that events use, with paths shortened."""
+    """Keep the strings that events use, with paths shortened, also those of the programs."""
     delete_unless(db, "StringIds", "id", referred_strings(db).__contains__)
-    for key, value in db.execute("SELECT id, value FROM StringIds").fetchall():
-        db.execute("UPDATE StringIds SET value = ? WHERE id = ?", (shorten(value), key))
+    for table, column in (("StringIds", "value"), ("PROCESSES", "name")):
+        for key, value in db.execute(f"SELECT rowid, {column} FROM {table}").fetchall():
+            db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (shorten(value), key))
 
 
 def set_epoch(db):
