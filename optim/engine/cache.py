@@ -8,10 +8,10 @@ import torch
 
 from ling_prof.errors import UserError
 from optim.engine.config import Config
+from optim.kernels.mla.naive import MAX_SPLITS
 
 REQUEST, SCRATCH = 1, 0  # rows of KDA state: the one request's, and one for warm-up runs
 SPLIT_TOKENS = 128  # the least context that is worth a split of its own
-MAX_SPLITS = 64
 
 
 class Cache:

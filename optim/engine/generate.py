@@ -18,6 +18,7 @@ from optim.engine.graph import Graph
 from optim.engine.marks import mark
 from optim.engine.model import Model
 from optim.engine.sample import GREEDY, Sampling, sample
+from optim.kernels.kda.naive import LEAST_DECAY, kda_chunk
 
 CHUNK = 8192  # prompt tokens a forward pass
 
@@ -37,7 +38,7 @@ class Engine:
         self.w.head = self.w.head.float()
         self.cache = Cache(c, capacity, weights.embed.dtype, str(device))
         self.meta = Metadata(self.cache)
-        self.ops = kernels.load(kind or ("triton" if device.type == "cuda" else "naive"))
+        self.ops = _kernels(c, kind or ("triton" if device.type == "cuda" else "naive"))
         self.model = Model(c, weights, self.cache, self.ops)
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.seen = torch.zeros(1, dtype=torch.int64, device=device)  # tokens whose states the cache holds
@@ -123,3 +124,18 @@ class Engine:
             raise UserError(f"token {wrong[0]} is not in the vocabulary of {self.c.name} (0 to {self.c.vocab - 1}).")
         if len(prompt) >= self.cache.capacity:
             raise UserError(f"a prompt of {len(prompt)} tokens leaves no room in {self.cache.capacity}.")
+
+
+def _kernels(c: Config, kind: str) -> SimpleNamespace:
+    """The operations for this model. Raises UserError for sizes that Triton's blocks cannot have."""
+    ops = kernels.load(kind)
+    if kind == "naive":
+        return ops
+    sizes = {name: getattr(c, name) for name in ("kda_dim", "kv_lora", "rope", "experts", "groups")}
+    if odd := [f"{name} {size}" for name, size in sizes.items() if size & (size - 1)]:
+        raise UserError(
+            f"{c.name}: {', '.join(odd)} is no power of two, as the Triton kernels need; take kind='naive'."
+        )
+    if c.gate_bound is None or c.gate_bound < LEAST_DECAY:
+        ops.kda_chunk = kda_chunk
+    return ops

@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 __all__ = ["kda_chunk", "kda_gate", "kda_step"]
 
 CHUNK = 16
+LEAST_DECAY = -88.0 / CHUNK  # a chunk of such log decays just fits fp32's exponent when its factors are split
 L2_EPS = 1e-6
 
 

@@ -1,7 +1,7 @@
 """Kimi Delta Attention in Triton: one step per token for decode, chunks of 16 tokens for prefill.
 
-In a chunk exp(G_i - G_j) is split into exp(G_i) exp(-G_j). The second factor stays below e^80, inside fp32, since a
-bounded log decay is at least -5 and a chunk has 16 tokens.
+In a chunk exp(G_i - G_j) is split into exp(G_i) exp(-G_j), so that products of matrices remain. The second factor stays
+inside fp32 while no log decay is below LEAST_DECAY; Ling-3.0 bounds them at -5.
 """
 
 import torch
@@ -58,7 +58,7 @@ def kda_chunk(
     state: torch.Tensor,
     index: torch.Tensor,
 ) -> torch.Tensor:
-    """As the naive one, for log decays >= -5.5 only; d_k and d_v are one power of two, 16 or more.
+    """As the naive one, for log decays of LEAST_DECAY or more; d_k and d_v are one power of two, 16 or more.
 
     q, k and v may be slices of one tensor: their tokens lie q.stride(0) apart.
     """

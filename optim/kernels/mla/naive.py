@@ -7,6 +7,8 @@ import torch
 
 __all__ = ["head_gate", "mla_decode", "mla_store"]
 
+MAX_SPLITS = 64
+
 
 def mla_store(latent: torch.Tensor, k_rope: torch.Tensor, cache: torch.Tensor, slot: torch.Tensor) -> None:
     """Writes latent (T, lora) beside k_rope (T, rope) into cache[slot], slot (T)."""
@@ -24,8 +26,8 @@ def mla_decode(
 ) -> torch.Tensor:
     """One token: q_latent (h, lora), q_rope (h, rope), length (1), splits (1) -> (h, lora).
 
-    softmax(scale * q . k) v, in fp32. `splits` is in how many parts a parallel kernel cuts the context; no change in
-    the result but rounding.
+    softmax(scale * q . k) v, in fp32. `splits`, at most MAX_SPLITS, is in how many parts a parallel kernel cuts the
+    context; it changes the rounding only.
     """
     keys = cache[slots[: int(length)].long()].float()
     q = torch.cat([q_latent, q_rope], -1).float()

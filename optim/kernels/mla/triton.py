@@ -4,9 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
+from optim.kernels.mla.naive import MAX_SPLITS
+
 __all__ = ["head_gate", "mla_decode", "mla_store"]
 
-MAX_SPLITS = 64
 HEADS = 16  # a program: the rows of one matrix product
 TOKENS = 32
 MERGED = 64  # channels a program of the merge
@@ -29,7 +30,7 @@ def mla_decode(
     splits: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """As the naive one; lora and rope are powers of two, 16 or more; splits <= MAX_SPLITS."""
+    """As the naive one; lora and rope are powers of two, 16 or more."""
     heads, lora = q_latent.shape
     rope = q_rope.shape[1]
     part = torch.empty(MAX_SPLITS, heads, lora, dtype=torch.float32, device=cache.device)
