@@ -1,5 +1,6 @@
 """What `bench` and `trace` share: an engine opened as the options say, a prompt, and the lock of what ran."""
 
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -46,10 +47,17 @@ def open_engine(options: RunOptions, new_tokens: int, seed: int = 0) -> Engine:
 def _check_fit(c: Config, capacity: int, dtype: torch.dtype, device: str) -> None:
     if capacity > c.max_positions:
         raise UserError(f"{c.name} has {c.max_positions} positions; prompt and new tokens take {capacity}.")
-    needed = weights.size(c, dtype)
-    if device != "cpu" and needed > (free := torch.cuda.mem_get_info(device)[0]):
+    needed, free = weights.size(c, dtype), _free_memory(device)
+    if needed > free:
         hint = "; take ling-3.0-flash-tp4-rank, one of its four ranks" if c.name == "ling-3.0-flash" else ""
-        raise UserError(f"{c.name} needs {needed / 1e9:.0f} GB, {device} has {free / 1e9:.0f} GB free{hint}.")
+        raise UserError(f"{c.name} needs {needed / 1e9:.1f} GB, {device} has {free / 1e9:.1f} GB free{hint}.")
+
+
+def _free_memory(device: str) -> int:
+    """Bytes."""
+    if device == "cpu":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def prompt_for(c: Config, tokens: int, seed: int) -> list[int]:

@@ -662,6 +662,26 @@ def test_layer_pattern(c, kda_layers, mla_layers):
     assert [i for i, f in enumerate(fields) if "router" not in f] == list(range(c.dense_layers))
 
 
+def test_published_numbers():
+    """What the engine and the reference both take from Config."""
+    both = {
+        "kda_dim": 128,
+        "conv": 4,
+        "gate_bound": -5,
+        "kv_lora": 512,
+        "nope": 128,
+        "rope": 64,
+        "v_dim": 128,
+        "top_k": 8,
+    }
+    both |= {"groups": 8, "kept_groups": 4, "rope_theta": 6e6, "routed_scaling": 2.5, "eps": 1e-6, "head_gate": True}
+    both |= {"vocab": 157184, "pad": 156892}
+    flash = {"heads": 32, "experts": 512, "q_lora": None, "max_positions": 262144, "eos": 156895}
+    tiny = {"heads": 16, "experts": 128, "q_lora": 256, "max_positions": 131072, "eos": None}
+    for c, own in ((FLASH, flash), (TINY, tiny)):
+        assert {field: getattr(c, field) for field in both | own} == both | own
+
+
 def test_limits_of_flash():
     assert [i for i, limit in enumerate(FLASH.expert_limits) if limit] == list(range(35, 42))
     assert FLASH.expert_limits[35:] == (4.0,) * 7
