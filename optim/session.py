@@ -47,16 +47,16 @@ def open_engine(options: RunOptions, new_tokens: int, seed: int = 0) -> Engine:
 def _check_fit(c: Config, capacity: int, dtype: torch.dtype, device: str) -> None:
     if capacity > c.max_positions:
         raise UserError(f"{c.name} has {c.max_positions} positions; prompt and new tokens take {capacity}.")
-    needed, free = weights.size(c, dtype), _free_memory(device)
-    if needed > free:
+    needed, there = weights.size(c, dtype), _memory(device)
+    if needed > there:
         hint = "; take ling-3.0-flash-tp4-rank, one of its four ranks" if c.name == "ling-3.0-flash" else ""
-        raise UserError(f"{c.name} needs {needed / 1e9:.1f} GB, {device} has {free / 1e9:.1f} GB free{hint}.")
+        raise UserError(f"{c.name} needs {needed / 1e9:.1f} GB, {device} has {there / 1e9:.1f} GB{hint}.")
 
 
-def _free_memory(device: str) -> int:
-    """Bytes."""
+def _memory(device: str) -> int:
+    """Bytes: all of a machine, what is free of a GPU."""
     if device == "cpu":
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return torch.cuda.mem_get_info(device)[0]
 
 
