@@ -16,6 +16,7 @@ from ling_prof.errors import UserError
 
 SCHEMA = "ling-prof.bench/1"
 COMPARISON = "ling-prof.bench-compare/1"
+ENOUGH = 5  # runs a side, before a difference is called one
 
 Positive = Annotated[float, Meta(gt=0)]
 Bytes = Annotated[float, Meta(ge=0)]
@@ -170,7 +171,7 @@ def compare(a: Bench, b: Bench, force: bool = False, names: tuple[str, str] = ("
     """How the mean TPOT of `b` stands to that of `a`, as `ling-prof.bench-compare/1`: change is b - a, ratio b / a.
 
     Raises UserError when the locks differ; with `force` their differences are warnings. A difference is shown only
-    where both have several runs and the ranges of their runs do not overlap.
+    where both have `ENOUGH` runs and the ranges of these do not overlap.
     """
     locks = lock.from_dict(a["lock"], names[0]), lock.from_dict(b["lock"], names[1])
     warnings = lock.require_alike(*locks, force, names)
@@ -195,12 +196,15 @@ def _side(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def _judge(a: Summary, b: Summary) -> dict[str, Any]:
+    """Ranges of few runs part by chance: of two runs a side in a third of the cases, of five in one of a hundred."""
     x, y = a["tpot_ms"], b["tpot_ms"]
     overlap = x["low"] <= y["high"] and y["low"] <= x["high"]
-    if min(a["runs"], b["runs"]) < 2:
-        verdict = "one run has no spread to judge by: measure with --runs 2 or more"
+    few = min(a["runs"], b["runs"]) < ENOUGH
+    if few:
+        verdict = f"too few runs to judge by: measure both with --runs {ENOUGH} or more"
     elif overlap:
         verdict = "no difference shown beyond the spread: the ranges of the runs overlap"
     else:
-        verdict = f"B is {'faster' if y['mean'] < x['mean'] else 'slower'}: the ranges of the runs do not overlap"
-    return {"ranges_overlap": overlap, "shown": not overlap and min(a["runs"], b["runs"]) > 1, "verdict": verdict}
+        change = "faster" if y["mean"] < x["mean"] else "slower"
+        verdict = f"B is {change}: the ranges of the runs do not overlap; processes differ too, so repeat both in turn"
+    return {"ranges_overlap": overlap, "shown": not overlap and not few, "verdict": verdict}

@@ -57,10 +57,16 @@ def _by_order(view: View) -> np.ndarray:
         ops = group.to_numpy()
         if launch < 0 or len(np.unique(view.ops.stream[ops])) > 1:
             continue
-        calls = _fitting(captures, view, ops, int(view.trace.api["start"].iat[launch]))
-        if calls is not None:
-            out[ops] = view.host.at(thread_keys(calls), calls["start"].to_numpy())
+        before = int(view.trace.api["start"].iat[launch])
+        fits = [view.host.at(thread_keys(c), c["start"].to_numpy()) for c in _fitting(captures, view, ops, before)]
+        if fits and all(_same_ranges(view, fits[-1], other) for other in fits):
+            out[ops] = fits[-1]
     return out
+
+
+def _same_ranges(view: View, rows: np.ndarray, others: np.ndarray) -> bool:
+    """Whether two captures were made under ranges of the same names: either could be meant, and nothing is guessed."""
+    return all(view.host.name(a) == view.host.name(b) for a, b in zip(rows, others, strict=True))
 
 
 def _captured_calls(api: pd.DataFrame) -> list[pd.DataFrame]:
@@ -76,12 +82,11 @@ def _captured_calls(api: pd.DataFrame) -> list[pd.DataFrame]:
     return out
 
 
-def _fitting(captures: list[pd.DataFrame], view: View, ops: np.ndarray, before: int) -> pd.DataFrame | None:
-    """The last capture before a launch that could have made its ops."""
+def _fitting(captures: list[pd.DataFrame], view: View, ops: np.ndarray, before: int) -> list[pd.DataFrame]:
+    """The captures before a launch that could have made its ops, oldest first."""
     kinds = view.ops.resource[ops] == COPY
-    fits = [
+    return [
         calls
         for calls in captures
         if len(calls) == len(ops) and calls["start"].iat[-1] < before and (calls["is_copy"].to_numpy() == kinds).all()
     ]
-    return fits[-1] if fits else None

@@ -13,9 +13,10 @@ FREE = ("target", "passes")  # what a comparison is about: they may differ
 class Lock:
     """How a measurement was made; None where the machine has no such thing (driver and CUDA of a CPU run).
 
-    hardware: names of the GPUs (or of the CPU) that worked, one entry each. isl, osl: tokens in and out. decoding: as
-    `decoding` writes it. target: what decoded, 'engine' or 'sglang'; passes: the optimizations that were on. Clocks
-    vary from run to run: they are recorded beside the lock and never compared.
+    hardware: names of the GPUs (or of the CPU) that worked, one entry each. weights: 'random, seed 0', or the
+    fingerprint of a checkpoint. isl, osl: tokens in and out. decoding: as `decoding` writes it. target: what decoded,
+    'engine' or 'sglang'; passes: the optimizations that were on. Clocks vary from run to run: they are recorded beside
+    the lock and never compared.
     """
 
     hardware: tuple[str, ...]
@@ -25,6 +26,7 @@ class Lock:
     triton: str | None
     python: str
     model: str
+    weights: str
     dtype: str
     isl: int
     osl: int

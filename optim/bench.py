@@ -12,8 +12,9 @@ from ling_prof.bench_report import SCHEMA, Bench, Floor, Run, summarize
 from optim.engine import floor
 from optim.engine.generate import Engine
 from optim.engine.sample import Sampling
+from optim.kernels.kda.naive import kda_chunk
 from optim.options import BenchOptions
-from optim.session import clocks_of, lock_of, open_engine, prompt_for
+from optim.session import clocks_of, device_of, lock_of, open_engine, prompt_for
 
 WARM_UP_STEPS = 8
 COPIED = 2**31  # bytes: far more than any cache holds
@@ -23,10 +24,10 @@ Progress = Callable[[float], None]
 
 def run(options: BenchOptions, progress: Progress = lambda _: None) -> Bench:
     """Opens the model, warms it up on one request, then times `options.runs` equal ones."""
+    bandwidth, source = _bandwidth(options)
     engine = open_engine(options, options.osl, options.seed)
     prompt = prompt_for(engine.c, options.isl, options.seed)
     sampling = Sampling(options.temperature, options.seed)
-    bandwidth, source = _bandwidth(engine, options)
     _request(engine, prompt, sampling, min(options.osl, WARM_UP_STEPS))
     runs, texts = [], []
     for number in range(options.runs):
@@ -34,6 +35,12 @@ def run(options: BenchOptions, progress: Progress = lambda _: None) -> Bench:
         runs.append(timed)
         texts.append(text)
         progress((number + 1) / options.runs)
+    return _result(engine, options, runs, texts, bandwidth, source)
+
+
+def _result(
+    engine: Engine, options: BenchOptions, runs: list[Run], texts: list[list[int]], bandwidth: float | None, source: str
+) -> Bench:
     summary = summarize(runs)
     return {
         "schema": SCHEMA,
@@ -77,16 +84,19 @@ def _floor(engine: Engine, options: BenchOptions, tpot_ms: float, bandwidth: flo
     }
 
 
-def _bandwidth(engine: Engine, options: BenchOptions) -> tuple[float | None, str]:
-    """GB/s and where the figure is from: the options, or a copy timed on the device."""
+def _bandwidth(options: BenchOptions) -> tuple[float | None, str]:
+    """GB/s and where the figure is from: the options, or a copy timed on the device while it is still empty."""
     if options.bandwidth is not None:
         return options.bandwidth, "--bandwidth"
-    if engine.token.device.type != "cuda":
+    if device_of(options) == "cpu":
         return None, "the bandwidth of this device is unknown"
-    return _copy_speed(engine.token.device), f"a copy of {COPIED / 1e9:.1f} GB timed here, bytes read plus written"
+    speed = _copy_speed(device_of(options))
+    torch.cuda.empty_cache()
+    return speed, f"a copy of {COPIED / 1e9:.1f} GB timed here, bytes read plus written"
 
 
-def _copy_speed(device: torch.device) -> float:
+def _copy_speed(device: str) -> float:
+    torch.cuda.set_device(device)
     source = torch.empty(COPIED, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
     times = []
@@ -107,4 +117,6 @@ def _notes(engine: Engine, texts: list[list[int]]) -> list[str]:
         notes.append(f"one of {engine.c.ranks} ranks, without the collectives between them: a lower bound")
     if not engine.use_graph:
         notes.append("no CUDA graph: every operation is launched by itself")
+    if engine.model.prefill_ops.kda_chunk is kda_chunk and engine.token.device.type == "cuda":
+        notes.append("slow prefill: this model's unbounded KDA decay is beyond the Triton kernel")
     return notes

@@ -11,7 +11,7 @@ from ling_prof.cli import AsJson, Top, answer, print_json, print_parts, report_o
 from ling_prof.errors import UserError
 from optim.options import DTYPES, BenchOptions, TraceOptions
 
-NEEDED = ("torch", "triton")
+NEEDED = ("safetensors", "torch", "triton")
 INSTALL = 'pip install "ling-prof[gpu]"'
 
 MODEL = typer.Option("--model", metavar="NAME_OR_FOLDER", help="A bundled configuration, or a checkpoint folder.")

@@ -1,5 +1,6 @@
 """What `bench` and `trace` share: an engine opened as the options say, a prompt, and the lock of what ran."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -12,7 +13,7 @@ import ling_prof
 from ling_prof.errors import UserError
 from ling_prof.lock import Lock
 from optim.engine import checkpoint, weights
-from optim.engine.config import MODELS, Config, named
+from optim.engine.config import Config, named
 from optim.engine.generate import Engine
 from optim.engine.hf_config import read_config
 from optim.options import BenchOptions, RunOptions
@@ -26,28 +27,30 @@ def device_of(options: RunOptions) -> str:
     return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def is_checkpoint(options: RunOptions) -> bool:
+    return Path(options.model).is_dir()
+
+
 def open_engine(options: RunOptions, new_tokens: int, seed: int = 0) -> Engine:
     """The engine with room for the prompt and `new_tokens`; random weights by `seed` unless the model is a folder.
 
-    Raises UserError for a model that does not exist, does not fit its positions, or does not fit the GPU.
+    Makes its GPU the current one, where Triton launches. Raises UserError for a model that does not exist, or does not
+    fit its positions or the memory.
     """
-    device, dtype = device_of(options), DTYPES[options.dtype]
-    capacity = options.isl + new_tokens
-    if options.model in MODELS or not Path(options.model).is_dir():
-        c = named(options.model)
-        _check_fit(c, capacity, dtype, device)
-        w = weights.random(c, seed, dtype, device)
-    else:
-        folder = Path(options.model)
-        _check_fit(read_config(folder), capacity, dtype, device)
-        c, w = checkpoint.load(folder, dtype, device)
-    return Engine(c, w, capacity, graph=not options.eager)
+    device, dtype, folder = device_of(options), DTYPES[options.dtype], Path(options.model)
+    c = read_config(folder) if is_checkpoint(options) else named(options.model)
+    if device != "cpu":
+        torch.cuda.set_device(device)
+    _check_fit(c, options.isl + new_tokens, dtype, device)
+    w = checkpoint.load(folder, dtype, device)[1] if is_checkpoint(options) else weights.random(c, seed, dtype, device)
+    return Engine(c, w, options.isl + new_tokens, graph=not options.eager)
 
 
 def _check_fit(c: Config, capacity: int, dtype: torch.dtype, device: str) -> None:
     if capacity > c.max_positions:
         raise UserError(f"{c.name} has {c.max_positions} positions; prompt and new tokens take {capacity}.")
-    needed, there = weights.size(c, dtype), _memory(device)
+    wide_head = c.vocab * c.hidden * torch.float32.itemsize
+    needed, there = weights.size(c, dtype) + wide_head, _memory(device)
     if needed > there:
         hint = "; take ling-3.0-flash-tp4-rank, one of its four ranks" if c.name == "ling-3.0-flash" else ""
         raise UserError(f"{c.name} needs {needed / 1e9:.1f} GB, {device} has {there / 1e9:.1f} GB{hint}.")
@@ -69,36 +72,56 @@ def lock_of(engine: Engine, options: BenchOptions) -> Lock:
     device = engine.token.device
     gpu = device.type == "cuda"
     return Lock(
-        hardware=(torch.cuda.get_device_name(device) if gpu else platform.machine(),),
-        driver=_smi("driver_version", device.index or 0) if gpu else None,
+        hardware=(torch.cuda.get_device_name(device) if gpu else _cpu(),),
+        driver=_smi("driver_version", device) if gpu else None,
         cuda=torch.version.cuda if gpu else None,
         torch=torch.__version__,
         triton=_version("triton"),
         python=platform.python_version(),
         model=engine.c.name,
+        weights=_fingerprint(Path(options.model)) if is_checkpoint(options) else f"random, seed {options.seed}",
         dtype=options.dtype,
         isl=options.isl,
         osl=options.osl,
         decoding=options.decoding,
         target="engine",
-        passes=("-cuda_graph",) if gpu and options.eager else (),
+        passes=("cuda_graph",) if engine.use_graph else (),
         ling_prof=ling_prof.__version__,
     )
+
+
+def _fingerprint(folder: Path) -> str:
+    """Tells two checkpoints apart by their configuration and by the size and the end of each of their files."""
+    found = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            file.seek(max(0, size - 2**20))
+            found.update(f"{path.name} {size}".encode() + file.read())
+    return f"checkpoint {found.hexdigest()[:12]}"
+
+
+def _cpu() -> str:
+    """The model of the processor; its architecture where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def clocks_of(engine: Engine) -> dict[str, float | None]:
     """The clocks of the GPU now, MHz; None where they cannot be read."""
     device = engine.token.device
-    if device.type != "cuda":
-        return {"sm_mhz": None, "mem_mhz": None}
-    found = (_smi(f"clocks.{kind}", device.index or 0) for kind in ("sm", "mem"))
+    found = [_smi(f"clocks.{kind}", device) if device.type == "cuda" else None for kind in ("sm", "mem")]
     sm, mem = (float(value) if value else None for value in found)
     return {"sm_mhz": sm, "mem_mhz": mem}
 
 
-def _smi(query: str, index: int) -> str | None:
+def _smi(query: str, device: torch.device) -> str | None:
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"  # its number there need not be torch's
     try:
-        done = subprocess.run([*SMI, f"--query-gpu={query}", f"--id={index}"], capture_output=True, text=True)
+        done = subprocess.run([*SMI, f"--query-gpu={query}", f"--id={uuid}"], capture_output=True, text=True)
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

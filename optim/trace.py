@@ -74,4 +74,7 @@ def _child(asked: str, said: str) -> None:
 
 
 if __name__ == "__main__":
-    _child(*sys.argv[1:])
+    try:
+        _child(*sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"ling-prof: {error}")

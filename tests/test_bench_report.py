@@ -17,6 +17,7 @@ RUNS = [
     {"ttft_ms": 10.0, "tpot_ms": 2.0, "step_ms": [1.0, 3.0], "tokens": 3},
     {"ttft_ms": 14.0, "tpot_ms": 3.0, "step_ms": [2.0, 4.0], "tokens": 3},
 ]
+MANY = RUNS * 3  # enough to judge by
 
 
 def made(scale: float = 1.0, runs: list = RUNS, **lock) -> dict:
@@ -138,18 +139,18 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
 
 
 def test_a_comparison_is_of_mean_times():
-    found = compare(made(), made(0.5))
+    found = compare(made(runs=MANY), made(0.5, MANY))
     assert (found["schema"], found["ratio"]) == ("ling-prof.bench-compare/1", 0.5)
     assert (found["change_us"], found["change_pct"]) == (-1250.0, -50.0)
     assert (found["ranges_overlap"], found["shown"], found["warnings"]) == (False, True, [])
     assert found["verdict"].startswith("B is faster")
-    assert compare(made(), made(2))["verdict"].startswith("B is slower")
+    assert compare(made(runs=MANY), made(2, MANY))["verdict"].startswith("B is slower")
     assert found["a"] == {
         "name": "A",
         "target": "engine",
         "passes": [],
-        "runs": 2,
-        "tpot_ms": made()["summary"]["tpot_ms"],
+        "runs": 6,
+        "tpot_ms": made(runs=MANY)["summary"]["tpot_ms"],
     }
 
 
@@ -157,15 +158,17 @@ def test_a_comparison_is_of_mean_times():
     ("scale", "overlap"), [(1.0, True), (1.5, True), (1.51, False), (2 / 3 - 0.01, False), (0.9, True)]
 )
 def test_ranges_that_touch_show_no_difference(scale, overlap):
-    found = compare(made(), made(scale))  # [2, 3] against [2, 3] x scale
+    found = compare(made(runs=MANY), made(scale, MANY))  # [2, 3] against [2, 3] x scale
     assert (found["ranges_overlap"], found["shown"]) == (overlap, not overlap)
     assert ("no difference shown beyond the spread" in found["verdict"]) == overlap
 
 
-def test_one_run_shows_nothing():
-    found = compare(made(runs=RUNS[:1]), made(0.5))
-    assert (found["ranges_overlap"], found["shown"]) == (False, False)
-    assert "--runs 2" in found["verdict"]
+@pytest.mark.parametrize("few", [1, 4])
+def test_few_runs_show_nothing(few):
+    for pair in ((made(runs=MANY[:few]), made(0.5, MANY)), (made(0.5, MANY), made(runs=MANY[:few]))):
+        found = compare(*pair)
+        assert (found["ranges_overlap"], found["shown"]) == (False, False)
+        assert "--runs 5" in found["verdict"]
 
 
 def test_unlike_measurements_are_compared_only_by_force():
@@ -203,12 +206,12 @@ def test_without_a_bandwidth_there_is_no_floor(saved):
 
 
 def test_bench_compare_on_the_command_line(saved):
-    a, b = saved("a.json", made()), saved("b.json", made(0.5, passes=["pdl"]))
+    a, b = saved("a.json", made(runs=MANY)), saved("b.json", made(0.5, MANY, passes=["pdl"]))
     page = cli("bench", "compare", str(a), str(b)).stdout
     for figure in ("2.500 ms", "1.250 ms", "0.5000 of A's time per token (-1.250 ms, -50.00 %)", "B is faster", "pdl"):
         assert figure in page
     found = json.loads(cli("bench", "compare", str(a), str(b), "--json").stdout)
-    assert found == compare(made(), made(0.5, passes=["pdl"]), names=(str(a), str(b)))
+    assert found == compare(made(runs=MANY), made(0.5, MANY, passes=["pdl"]), names=(str(a), str(b)))
 
 
 def test_bench_compare_refuses_and_can_be_forced(saved):

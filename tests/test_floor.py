@@ -39,3 +39,20 @@ def test_context_and_width_count_where_they_should():
     wide = {p.part: p.bytes for p in parts(NANO, 100, width=4)}
     assert wide["KDA state, read and written"] == at[100]["KDA state, read and written"]
     assert wide["experts"] == 2 * at[100]["experts"]
+
+
+def test_nano_by_hand():
+    """bf16: layers 0 and 2 are KDA, 1 and 3 MLA, 1 to 3 MoE; 2 heads of 32, hidden 64, context 10."""
+    found = {part.part: part.bytes for part in parts(NANO, 10)}
+    assert found["experts"] == 3 * 4 * (3 * 64 * 32) * 2
+    assert found["shared experts"] == 3 * (3 * 64 * 32) * 2
+    assert found["dense MLP"] == 3 * 64 * 96 * 2
+    assert found["routers"] == 3 * 16 * (64 * 2 + 4)
+    assert found["KDA weights"] == 2 * ((192 + 3 * 64 + 2) * 64 * 2 + 192 * 4 * 2 + (2 + 64) * 4 + 32 * 2)
+    assert found["MLA weights"] == 2 * (32 * 64 + 32 + 64 * 32 + 48 * 64 + 32 + 64 * 32 + 2 * 64 + 64 * 32) * 2
+    assert found["KDA state, read and written"] == 2 * 2 * 2 * 32 * 32 * 4
+    assert found["KDA convolution windows, read and written"] == 2 * 2 * 192 * 3 * 2
+    assert found["MLA latents"] == 2 * 10 * 48 * 2
+    assert found["head"] == 512 * 64 * 2
+    assert found["norms"] == 9 * 64 * 2
+    assert found["one row of the embedding"] == 64 * 2

@@ -1,6 +1,7 @@
 """The whole engine on a GPU: graph against eager, run against run, the commands. Skipped elsewhere, and counted so."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ if not torch.cuda.is_available():
 
 from test_cli import cli  # noqa: E402
 
-from optim.engine import weights  # noqa: E402
+from optim.engine import generate, weights  # noqa: E402
 from optim.engine.config import NANO, TINY  # noqa: E402
 from optim.engine.generate import Engine  # noqa: E402
 from optim.engine.sample import Sampling  # noqa: E402
@@ -60,6 +61,35 @@ def test_triton_decodes_as_the_naive_kernels_do(graph):
         engine = Engine(NANO, weights.random(NANO, 0, torch.float32), 400, kind, graph and kind == "triton")
         texts.append(list(engine.stream(prompt, 32)))
     assert texts[0] == texts[1]
+
+
+def test_long_prompts_read_in_any_chunks_and_decoded_agree(monkeypatch):
+    """fp32, over 8192 tokens: the logits after the prompt, and after its last token decoded instead."""
+    c = replace(NANO, max_positions=16384)
+    engine = Engine(c, weights.random(c, 0, torch.float32), 9000)
+    prompt = torch.randint(c.vocab, (8300,)).tolist()
+    logits = []
+    monkeypatch.setattr(generate, "sample", lambda found, *_: logits.append(found.clone()) or found.argmax())
+    for chunk in (8192, 3000, 8300):
+        monkeypatch.setattr(generate, "CHUNK", chunk)
+        engine.prefill(prompt)
+    engine.prefill(prompt[:-1])
+    engine.use_graph = False
+    engine.token.fill_(prompt[-1])
+    engine.step()
+    for found in (*logits[1:3], logits[4]):
+        assert (found - logits[0]).norm() < 1e-4 * logits[0].norm()
+
+
+def test_a_capture_that_fails_changes_nothing(tiny, monkeypatch):
+    prompt = torch.randint(TINY.vocab, (100,)).tolist()
+    plain = list(tiny.stream(prompt, 20))
+    again = list(tiny.stream(prompt, 10))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda.CUDAGraph, "replay", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tiny.capture()
+    assert again + [tiny.step() for _ in range(10)] == plain
 
 
 @pytest.mark.parametrize("recorder", ["torch", "nsys"])

@@ -3,14 +3,20 @@
 On a GPU in bf16 and fp32 at real sizes; elsewhere in Triton's interpreter, in fp32 and small.
 """
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
 
+from ling_prof.errors import UserError  # noqa: E402
+from optim.engine.config import NANO  # noqa: E402
+from optim.engine.generate import Engine  # noqa: E402
+from optim.engine.weights import random  # noqa: E402
 from optim.kernels import load  # noqa: E402
-from optim.kernels.moe.naive import padded_rows  # noqa: E402
+from optim.kernels.moe.naive import block_rows, padded_rows  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
 naive, fast = load("naive"), load("triton")
@@ -202,13 +208,15 @@ def test_route_ties_go_to_the_lowest_id():
     assert expected[1].tolist()[2] == [0, 2, 4, 6, 8, 10, 12, 14]
 
 
-@pytest.mark.parametrize(("tokens", "k", "experts", "block"), [(1, 8, 128, 16), (1, 1, 1, 16), (300, 4, 16, 64)])
-def test_moe_align(tokens, k, experts, block):
+@pytest.mark.parametrize(("tokens", "k", "experts"), [(1, 8, 128), (1, 1, 1), (200, 4, 16), (300, 4, 16)])
+def test_moe_align(tokens, k, experts):
     chosen = torch.rand(tokens, experts, device=DEVICE).argsort(-1)[:, :k].int()
-    pairs, of_block, used = fast.moe_align(chosen, experts, block)
-    expected = naive.moe_align(chosen, experts, block)
+    pairs, of_block, used = fast.moe_align(chosen, experts)
+    expected = naive.moe_align(chosen, experts)
     assert int(used) == int(expected[2])
+    block = block_rows(tokens * k, experts)
     assert len(pairs) == padded_rows(tokens * k, experts, block)
+    assert len(of_block) == len(pairs) // block
     assert torch.equal(pairs, expected[0])
     assert torch.equal(of_block[: int(used) // block], expected[1][: int(used) // block])
 
@@ -216,16 +224,15 @@ def test_moe_align(tokens, k, experts, block):
 @every_dtype
 @pytest.mark.parametrize("limit", [None, 0.5])
 @pytest.mark.parametrize(
-    ("tokens", "k", "experts", "hidden", "width", "block"),
-    [(1, 4, 16, 64, 32, 16), (37, 4, 16, 70, 33, 64)]
-    + [(1, 8, 128, 1536, 512, 16), (700, 8, 128, 1536, 512, 128)] * GPU,
+    ("tokens", "k", "experts", "hidden", "width"),
+    [(1, 4, 16, 64, 32), (100, 4, 16, 70, 33)] + [(1, 8, 128, 1536, 512), (700, 8, 32, 1536, 512)] * GPU,
 )
-def test_experts(dtype, limit, tokens, k, experts, hidden, width, block):
+def test_experts(dtype, limit, tokens, k, experts, hidden, width):
     """Sort, up-projection, activation, down-projection and sum: every stage agrees on the same inputs."""
     chosen = torch.rand(tokens, experts, device=DEVICE).argsort(-1)[:, :k].int()
     x, w13 = normal(tokens, hidden, dtype=dtype), normal(experts, 2 * width, hidden, dtype=dtype, scale=hidden**-0.5)
     w2 = normal(experts, hidden, width, dtype=dtype, scale=width**-0.5)
-    order = naive.moe_align(chosen, experts, block)
+    order = naive.moe_align(chosen, experts)
     up = naive.grouped_gemm(x, w13, *order, k)
     close(fast.grouped_gemm(x, w13, *order, k), up, PRODUCT[dtype])
     active = naive.swiglu(up, limit)
@@ -234,6 +241,31 @@ def test_experts(dtype, limit, tokens, k, experts, hidden, width, block):
     close(fast.grouped_gemm(active, w2, *order, 1), down, PRODUCT[dtype])
     weights, shared = torch.rand(tokens, k, device=DEVICE), normal(tokens, hidden, dtype=dtype)
     close(fast.combine(down, weights, shared), naive.combine(down, weights, shared), EXACT[dtype])
+
+
+@pytest.mark.parametrize("bound", [-8.0, None])
+def test_decays_beyond_the_chunk_kernel_take_the_reference(bound):
+    """Sixteen of them would overflow fp32 where the kernel splits exp(G_i - G_j)."""
+    c = replace(NANO, gate_bound=bound, layers=2)
+    w = random(c, 0, torch.float32, DEVICE)
+    w.layers[0].dt_bias.fill_(30.0)
+    prompt = torch.arange(40, device=DEVICE)
+    found = [Engine(c, w, 64, kind).model.prefill(prompt, 0) for kind in ("naive", "triton")]
+    close(found[1], found[0], 1e-4)
+
+
+def test_the_triton_engine_decodes_as_the_reference():
+    c = replace(NANO, layers=2, dense_layers=0)
+    w = random(c, 1, torch.float32, DEVICE)
+    naive_text, fast_text = (list(Engine(c, w, 16, kind).stream([5, 6, 7, 8, 9], 3)) for kind in ("naive", "triton"))
+    assert naive_text == fast_text
+
+
+@pytest.mark.parametrize("field", ["kda_dim", "kv_lora", "rope"])
+def test_sizes_that_triton_cannot_have_are_named(field):
+    c = replace(NANO, **{field: 8 if field == "rope" else 24})
+    with pytest.raises(UserError, match=f"{field} {getattr(c, field)}; take kind='naive'"):
+        Engine(c, random(c, 0, torch.float32, DEVICE), 64, "triton")
 
 
 def test_the_two_kinds_offer_the_same_operations():

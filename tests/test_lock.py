@@ -16,6 +16,7 @@ LOCK = Lock(
     triton="3.5",
     python="3.11.7",
     model="ling-3.0-tiny",
+    weights="random, seed 0",
     dtype="bf16",
     isl=8192,
     osl=1024,

@@ -150,6 +150,22 @@ def test_a_capture_after_the_launch_did_not_make_it():
         of_ops(view(recording.trace()))
 
 
+@pytest.mark.parametrize(("second", "found"), [("layer", ["layer 0", "layer 1"]), ("other", None)])
+def test_two_captures_that_fit_must_agree_on_the_layers(second, found):
+    """A graph captured again is the same; of two different graphs of one size nothing is guessed."""
+    recording = captured("cudaLaunchKernel", "cudaLaunchKernel")
+    recording.call("cudaStreamBeginCapture", 100, 101)
+    for i in range(2):
+        at = 110 + 10 * i
+        recording.inside("annotation", f"{second} {i}", at, at + 8).call("cudaLaunchKernel", at + 2, at + 4, 80 + i)
+    recording.call("cudaStreamEndCapture", 150, 160).op("k", 300, 310, 1).op("k", 320, 390, 1)
+    if found:
+        assert layers_of(recording) == found
+    else:
+        with pytest.raises(Missing):
+            layers_of(recording)
+
+
 def test_an_empty_range_is_not_where_the_host_is():
     recording = decode(1).inside("op", "aten::marker", 1_003, 1_003)
     assert "marker" not in run("syncs", view(recording.trace()))["site"].iat[0]

@@ -66,10 +66,6 @@ class Config:
     def kda_layers(self) -> int:
         return self.layers - self.mla_layers
 
-    @property
-    def moe_layers(self) -> int:
-        return self.layers - min(self.dense_layers, self.layers)
-
     def shard(self, ranks: int) -> "Config":
         """What one of `ranks` tensor-parallel ranks holds: heads, intermediate sizes and vocabulary divided; MLA's
         latent projections, the router and the norms whole."""

@@ -56,7 +56,7 @@ def _weights(c: Config, width: int) -> list[Part]:
 
 def _read(spec: Spec, c: Config, width: int) -> tuple[int, ...]:
     """What a token reads of a parameter: its sizes, then the bytes of a number."""
-    wide = spec.fp32 and spec.init != "matrix"  # routers and convolutions count as the matrices they are
+    wide = spec.fp32 and not spec.narrow
     rows = c.top_k if spec.count else spec.shape[0]
     return (rows, *spec.shape[1:], FP32 if wide else width)
 

@@ -21,46 +21,49 @@ from optim.engine.sample import GREEDY, Sampling, sample
 from optim.kernels.kda.naive import LEAST_DECAY, kda_chunk
 
 CHUNK = 8192  # prompt tokens a forward pass
+BLOCK = 16  # the least side of a matrix product in Triton
 
 
 class Engine:
     """Decodes with `weights` (as weights.build makes them) a request of up to `capacity` tokens, prompt included.
 
-    `kind`: the kernels, "naive" or "triton"; default triton on a GPU. `graph`: replay the forward pass as a CUDA graph
-    (a GPU only). The head, like the routers, is kept in fp32.
+    `kind`: the kernels, "naive" or "triton"; default triton on a GPU. `graph`: replay the forward pass as a CUDA graph,
+    where there is a GPU and the kernels are Triton's. The head, like the routers, is kept in fp32.
     """
 
     def __init__(
         self, c: Config, weights: SimpleNamespace, capacity: int, kind: str | None = None, graph: bool = True
     ) -> None:
         device = weights.embed.device
-        self.c, self.w = c, weights
-        self.w.head = self.w.head.float()
+        kind = kind or ("triton" if device.type == "cuda" else "naive")
+        self.c = c
+        self.w = SimpleNamespace(**vars(weights) | {"head": weights.head.float()})
         self.cache = Cache(c, capacity, weights.embed.dtype, str(device))
         self.meta = Metadata(self.cache)
-        self.ops = _kernels(c, kind or ("triton" if device.type == "cuda" else "naive"))
-        self.model = Model(c, weights, self.cache, self.ops)
+        self.model = Model(c, self.w, self.cache, _kernels(c, kind))
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.seen = torch.zeros(1, dtype=torch.int64, device=device)  # tokens whose states the cache holds
         self.generator = torch.Generator(device)
         self.sampling = GREEDY
-        self.use_graph = graph and device.type == "cuda"
+        self.use_graph = graph and device.type == "cuda" and kind == "triton"
         self._run: Callable[[], None] | None = None
-        self.steps = 0
+        self.steps: int | None = None  # since the prompt; None before the first
 
     @torch.inference_mode()
     def capture(self) -> None:
         """Prepares the forward pass of a decode step anew: after a change of kernels, weights or sampling."""
+        self._run = None
         if not self.use_graph:
             self._run = self._forward
             return
         token, seen, drawn = self.token.clone(), self.seen.clone(), self.generator.get_state()
         self.meta.park(self.cache)
-        self._run = Graph(self._forward, self.generator)
-        self._run()  # the first replay is slow: the device takes the graph in
-        self.token.copy_(token)
-        self.seen.copy_(seen)
-        self.generator.set_state(drawn)
+        try:
+            self._run = Graph(self._forward, self.generator)
+        finally:
+            self.token.copy_(token)
+            self.seen.copy_(seen)
+            self.generator.set_state(drawn)
 
     @torch.inference_mode()
     def prefill(self, prompt: list[int], sampling: Sampling = GREEDY) -> int:
@@ -82,29 +85,33 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> int:
-        """Decodes one token -> its id. Raises UserError when the cache is full."""
+        """Decodes one token -> its id. Raises UserError before the first prompt, and when the cache is full."""
+        if self.steps is None:
+            raise UserError("there is no request to decode; give a prompt to prefill first.")
         if self._run is None:
             self.capture()
         assert self._run is not None
         self.steps += 1
         with mark(f"decode_step_{self.steps}"):
-            seen = int(self.seen)
-            if seen >= self.cache.capacity:
-                raise UserError(f"the request fills its {self.cache.capacity} tokens; open the engine with more.")
-            with mark("seam"):
-                self.meta.refill(self.cache, seen)
+            self._prepare()
             self._run()
             return int(self.token)
 
     def stream(self, prompt: list[int], most: int, sampling: Sampling = GREEDY) -> Iterator[int]:
         """Up to `most` new tokens, one by one; ends after the model's end-of-text token."""
-        token = self.prefill(prompt, sampling)
-        yield token
-        for _ in range(most - 1):
+        for number in range(most):
+            token = self.step() if number else self.prefill(prompt, sampling)
+            yield token
             if token == self.c.eos:
                 return
-            token = self.step()
-            yield token
+
+    def _prepare(self) -> None:
+        """Tells the device where the next token stands."""
+        seen = int(self.seen)
+        if seen >= self.cache.capacity:
+            raise UserError(f"the request fills its {self.cache.capacity} tokens; open the engine with more.")
+        with mark("seam"):
+            self.meta.refill(self.cache, seen)
 
     def _forward(self) -> None:
         logits = self.model.decode(self.token, self.meta)
@@ -113,9 +120,11 @@ class Engine:
             self.seen += 1
 
     def _take(self, sampling: Sampling) -> None:
+        """What is captured depends on the temperature; the seed lives in the generator."""
         self.generator.manual_seed(sampling.seed)
-        if sampling != self.sampling:
-            self.sampling, self._run = sampling, None
+        if sampling.temperature != self.sampling.temperature:
+            self._run = None
+        self.sampling = sampling
 
     def _check(self, prompt: list[int]) -> None:
         if not prompt:
@@ -131,11 +140,10 @@ def _kernels(c: Config, kind: str) -> SimpleNamespace:
     ops = kernels.load(kind)
     if kind == "naive":
         return ops
-    sizes = {name: getattr(c, name) for name in ("kda_dim", "kv_lora", "rope", "experts", "groups")}
-    if odd := [f"{name} {size}" for name, size in sizes.items() if size & (size - 1)]:
-        raise UserError(
-            f"{c.name}: {', '.join(odd)} is no power of two, as the Triton kernels need; take kind='naive'."
-        )
+    least = {"kda_dim": BLOCK, "kv_lora": BLOCK, "rope": BLOCK, "experts": 1, "groups": 1}
+    sizes = {name: getattr(c, name) for name in least}
+    if odd := [f"{name} {size}" for name, size in sizes.items() if size & (size - 1) or size < least[name]]:
+        raise UserError(f"{c.name}: the Triton kernels need powers of two, no {', '.join(odd)}; take kind='naive'.")
     if c.gate_bound is None or c.gate_bound < LEAST_DECAY:
         ops.kda_chunk = kda_chunk
     return ops

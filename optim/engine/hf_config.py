@@ -212,7 +212,7 @@ def problems(fields: dict[str, Any], allow_unknown: bool = False) -> Iterator[st
     yield from _contradictions(fields, config)
     unknown = ", ".join(f for f in fields if f not in KNOWN and not IGNORED.fullmatch(f))
     if unknown and not allow_unknown:
-        remedy = "this engine may not compute what they ask for, so remove them or pass allow_unknown=True"
+        remedy = "this engine may not compute what they ask for, so remove them if it need not"
         yield f"unknown field(s) {unknown}; {remedy}"
 
 

@@ -9,7 +9,6 @@ x -> q, k, v  -> short convolution and silu each
 from types import SimpleNamespace
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from optim.engine.config import Config
 
@@ -25,9 +24,9 @@ def prefill(x: torch.Tensor, w, conv: torch.Tensor, state: torch.Tensor, row: to
 
 
 def _layer(x, w: SimpleNamespace, conv, state, row, c: Config, ops, convolve, delta_rule) -> torch.Tensor:
-    heads = (len(x), c.heads, c.kda_dim)
-    q, k, v = convolve(F.linear(x, w.qkv), w.conv, conv, row).view(len(x), 3, *heads[1:]).unbind(1)
-    g, beta = ops.kda_gate(F.linear(x, w.f), F.linear(x, w.b), w.a_log, w.dt_bias, c.gate_bound)
+    heads = (c.heads, c.kda_dim)
+    q, k, v = convolve(ops.linear(x, w.qkv), w.conv, conv, row).view(len(x), 3, *heads).unbind(1)
+    g, beta = ops.kda_gate(ops.linear(x, w.f), ops.linear(x, w.b), w.a_log, w.dt_bias, c.gate_bound)
     o = delta_rule(q, k, v, g, beta, state, row)
-    o = ops.gated_rms_norm(o, F.linear(x, w.g).view(heads), w.o_norm, c.eps)
-    return F.linear(o.view(len(x), -1), w.o)
+    o = ops.gated_rms_norm(o, ops.linear(x, w.g).view(len(x), *heads), w.o_norm, c.eps)
+    return ops.linear(o.view(len(x), -1), w.o)

@@ -14,8 +14,10 @@ from optim.engine.config import Config
 
 def decode(x: torch.Tensor, w, latent: torch.Tensor, rope_table, meta: Metadata, c: Config, ops) -> torch.Tensor:
     """One token, x (1, hidden) -> (1, hidden); `latent` of this layer as in Cache."""
-    q_nope, q_rope = _queries(x, w, meta.position, rope_table, c, ops)
-    _remember(x, w, latent, meta.position, meta.slot, rope_table, c, ops)
+    q_nope, q_rope = _queries(x, w, c, ops)
+    c_kv, k_rope = _keys(x, w, c, ops)
+    q_rope, k_rope = (_rotate(part, meta.position, rope_table, c, ops) for part in (q_rope, k_rope))
+    ops.mla_store(c_kv, k_rope.squeeze(1), latent, meta.slot)
     w_uk, w_uv = _expansions(w, c)
     q_latent = torch.bmm(q_nope.transpose(0, 1), w_uk).squeeze(1)
     scale = (c.nope + c.rope) ** -0.5
@@ -26,27 +28,31 @@ def decode(x: torch.Tensor, w, latent: torch.Tensor, rope_table, meta: Metadata,
 def prefill(x: torch.Tensor, w, latent: torch.Tensor, rope_table, cache: Cache, seen: int, c: Config, ops):
     """The tokens of a prompt from number `seen` on, x (T, hidden) -> (T, hidden), attending causally to all before."""
     total = seen + len(x)
-    positions = torch.arange(seen, total, device=x.device)
-    slots = cache.slots[:total]
-    q = torch.cat(_queries(x, w, positions, rope_table, c, ops), -1)
-    _remember(x, w, latent, positions, slots[seen:], rope_table, c, ops)
+    positions, slots = torch.arange(seen, total, device=x.device), cache.slots[:total]
+    q_nope, q_rope = _queries(x, w, c, ops)
+    c_kv, k_rope = _keys(x, w, c, ops)
+    q_rope, k_rope = (_rotate(part, positions, rope_table, c, ops) for part in (q_rope, k_rope))
+    ops.mla_store(c_kv, k_rope.squeeze(1), latent, slots[seen:])
     c_kv, k_rope = latent[slots].split([c.kv_lora, c.rope], -1)
-    k_nope, v = F.linear(c_kv, w.kv_b).view(total, c.heads, -1).split([c.nope, c.v_dim], -1)
+    k_nope, v = ops.linear(c_kv, w.kv_b).view(total, c.heads, -1).split([c.nope, c.v_dim], -1)
     k = torch.cat([k_nope, k_rope[:, None].expand(-1, c.heads, -1)], -1)
-    return _output(x, _attention(q, k, v), w, c, ops)
+    return _output(x, _attention(torch.cat([q_nope, q_rope], -1), k, v), w, c, ops)
 
 
-def _queries(x, w, positions, rope_table, c: Config, ops) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (T, hidden) -> the part without position (T, h, nope), the rotated part (T, h, rope)."""
-    q = F.linear(x, w.q) if c.q_lora is None else F.linear(ops.rms_norm(F.linear(x, w.q_a), w.q_norm, c.eps), w.q_b)
+def _queries(x, w, c: Config, ops) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (T, hidden) -> the part without position (T, h, nope), the part to rotate (T, h, rope)."""
+    if c.q_lora is None:
+        q = ops.linear(x, w.q)
+    else:
+        q = ops.linear(ops.rms_norm(ops.linear(x, w.q_a), w.q_norm, c.eps), w.q_b)
     nope, rope = q.view(len(x), c.heads, -1).split([c.nope, c.rope], -1)
-    return nope, _rotate(rope, positions, rope_table, c, ops)
+    return nope, rope
 
 
-def _remember(x, w, latent, positions, slots, rope_table, c: Config, ops) -> None:
-    c_kv, k_rope = F.linear(x, w.kv_a).split([c.kv_lora, c.rope], -1)
-    k_rope = _rotate(k_rope.unsqueeze(1), positions, rope_table, c, ops).squeeze(1)
-    ops.mla_store(ops.rms_norm(c_kv, w.kv_norm, c.eps), k_rope, latent, slots)
+def _keys(x, w, c: Config, ops) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (T, hidden) -> latent (T, lora), the part to rotate (T, 1, rope)."""
+    c_kv, rope = ops.linear(x, w.kv_a).split([c.kv_lora, c.rope], -1)
+    return ops.rms_norm(c_kv, w.kv_norm, c.eps), rope.unsqueeze(1)
 
 
 def _rotate(x, positions, rope_table, c: Config, ops) -> torch.Tensor:
@@ -55,7 +61,8 @@ def _rotate(x, positions, rope_table, c: Config, ops) -> torch.Tensor:
 
 def _expansions(w, c: Config) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of kv_b: W_uk (h, nope, lora), W_uv (h, v, lora)."""
-    return w.kv_b.view(c.heads, -1, c.kv_lora).split([c.nope, c.v_dim], 1)
+    w_uk, w_uv = w.kv_b.view(c.heads, -1, c.kv_lora).split([c.nope, c.v_dim], 1)
+    return w_uk, w_uv
 
 
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -69,8 +76,8 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
 def _output(x: torch.Tensor, o: torch.Tensor, w, c: Config, ops) -> torch.Tensor:
     """o (T, h, v) -> (T, hidden), each head scaled by its gate."""
     if c.head_gate:
-        o = ops.head_gate(o, F.linear(x, w.gate))
-    return F.linear(o.reshape(len(x), -1), w.o)
+        o = ops.head_gate(o, ops.linear(x, w.gate))
+    return ops.linear(o.reshape(len(x), -1), w.o)
 
 
 def rope_table(c: Config, positions: int, device: str) -> torch.Tensor:

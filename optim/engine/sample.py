@@ -18,9 +18,6 @@ class Sampling:
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature {self.temperature} is not a number from 0 on.")
 
-    def __str__(self) -> str:
-        return f"sampled, temperature {self.temperature:g}, seed {self.seed}" if self.temperature else "greedy"
-
 
 GREEDY = Sampling()
 

@@ -22,13 +22,15 @@ Source = Callable[[str, "Spec"], torch.Tensor]  # (checkpoint name, spec) -> one
 class Spec:
     """One field: the checkpoint tensors it holds, its shape and how random weights begin.
 
-    `fp32` parameters stay so in every model dtype; `init` "branch" is a matrix whose output joins the residual.
+    `fp32` parameters stay so in every model dtype; `narrow` ones could do with the model dtype (routers, convolutions).
+    `init` "branch" is a matrix whose output joins the residual.
     """
 
     parts: tuple[str, ...]
     shape: tuple[int, ...]
     init: Init = "matrix"
     fp32: bool = False
+    narrow: bool = False
     count: int = 0  # experts; 0: no expert axis
     stored: tuple[int, ...] | None = None  # the shape of one part in a checkpoint, where it differs
 
@@ -52,7 +54,7 @@ def kda_specs(c: Config) -> dict[str, Spec]:
     conv = tuple(f"attention.{x}_conv1d.weight" for x in "qkv")
     return {
         "qkv": Spec(tuple(f"attention.{x}_proj.weight" for x in "qkv"), (3 * d, h)),
-        "conv": Spec(conv, (3 * d, c.conv), fp32=True, stored=(d, 1, c.conv)),
+        "conv": Spec(conv, (3 * d, c.conv), fp32=True, narrow=True, stored=(d, 1, c.conv)),
         "f": _one("attention.f_proj.weight", d, h),
         "g": _one("attention.g_proj.weight", d, h),
         "b": _one("attention.b_proj.weight", c.heads, h),
@@ -97,7 +99,7 @@ def moe_specs(c: Config) -> dict[str, Spec]:
     gate_up = ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")
     shared = mlp_specs(c, c.shared_intermediate, "mlp.shared_experts.")
     return {
-        "router": _one("mlp.gate.weight", n, c.hidden, fp32=True),
+        "router": _one("mlp.gate.weight", n, c.hidden, fp32=True, narrow=True),
         "bias": _one("mlp.gate.expert_bias", n, init="bias", fp32=True),
         "w13": Spec(gate_up, (n, 2 * width, c.hidden), count=n),
         "w2": _one("mlp.experts.{}.down_proj.weight", n, c.hidden, width, init="branch", count=n),

@@ -17,7 +17,7 @@ Functions = dict[str, Callable[..., Any]]
 def load(kind: str) -> SimpleNamespace:
     """All operations of one kind as one flat namespace: `load("triton").rms_norm(x, weight, eps)`.
 
-    Raises TypeError when a folder's two files differ in functions or parameters, or two folders share a name.
+    Raises TypeError when a folder's two files differ in functions or names of parameters, or two folders share a name.
     """
     if kind not in KINDS:
         raise ValueError(f"no kernels of kind {kind!r}; there are {', '.join(KINDS)}")

@@ -123,6 +123,18 @@ def kda_step_kernel(
 
 
 @triton.jit
+def unit_lower_inverse(lower, C: tl.constexpr):
+    """(1 + lower)^-1 of a strictly lower triangular (C, C): forward substitution, row by row."""
+    i = tl.arange(0, C)
+    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    for row in range(1, C):
+        coefficient = tl.sum(tl.where(i[:, None] == row, lower, 0.0), 0)
+        solved = -tl.sum(coefficient[:, None] * inverse, 0)
+        inverse += tl.where((i[:, None] == row) & (i[None, :] < row), solved[None, :], 0.0)
+    return inverse
+
+
+@triton.jit
 def kda_chunk_within_kernel(
     q, k, v, g, beta, q_in, k_in, k_out, u, p, decay, stride, tokens, heads, chunks, scale,
     EPS: tl.constexpr, C: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
@@ -146,11 +158,7 @@ def kda_chunk_within_kernel(
     k_grown = tl.trans(kc * grown)
     system = tl.dot(kc * shrunk * bc[:, None], k_grown, input_precision="ieee")
     system = tl.where(i[:, None] > i[None, :], system, 0.0)
-    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    for row in range(1, C):  # (1 + system)^-1 row by row: forward substitution
-        coefficient = tl.sum(tl.where(i[:, None] == row, system, 0.0), 0)
-        solved = -tl.sum(coefficient[:, None] * inverse, 0)
-        inverse += tl.where((i[:, None] == row) & (i[None, :] < row), solved[None, :], 0.0)
+    inverse = unit_lower_inverse(system, C)
     scores = tl.dot(qc * shrunk, k_grown, input_precision="ieee")
     base = (head * chunks + chunk).to(tl.int64)
     own = (base * C + i)[:, None]

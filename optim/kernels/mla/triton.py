@@ -60,8 +60,9 @@ def head_gate(o: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 def mla_store_kernel(latent, k_rope, cache, slot, stride, lora, rope, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
-    value = tl.load(latent + token * lora + col, col < lora, 0.0)
-    value += tl.load(k_rope + token * stride + col - lora, (col >= lora) & (col < lora + rope), 0.0)
+    front = tl.load(latent + token * lora + col, col < lora, 0.0)
+    back = tl.load(k_rope + token * stride + col - lora, (col >= lora) & (col < lora + rope), 0.0)
+    value = tl.where(col < lora, front, back)
     row = tl.load(slot + token).to(tl.int64) * (lora + rope)
     tl.store(cache + row + col, value, col < lora + rope)
 

@@ -10,12 +10,14 @@ import torch.nn.functional as F  # noqa: N812
 __all__ = ["combine", "grouped_gemm", "moe_align", "swiglu"]
 
 
-def moe_align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def moe_align(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """experts (T, k) of `count` -> pairs (P), expert of each block (P / block), used rows (1); all int32.
 
-    Padding rows hold T * k. P is the most that any routing needs, in whole blocks; rows from `used` on mean nothing.
+    A block has `block_rows` rows; padding rows hold T * k. P is the most that any routing needs, in whole blocks; rows
+    from `used` on mean nothing.
     """
     flat = experts.flatten().long()
+    block = block_rows(len(flat), count)
     most = padded_rows(len(flat), count, block)
     sizes = torch.bincount(flat, minlength=count)
     ends = ((sizes + block - 1) // block * block).cumsum(0)
@@ -27,6 +29,12 @@ def moe_align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tens
     starts = torch.arange(0, most, block, device=flat.device)
     of_block = torch.searchsorted(ends, starts, right=True).clamp(max=count - 1)
     return pairs, of_block.int(), ends[-1:].int()
+
+
+def block_rows(pairs: int, count: int) -> int:
+    """Rows of a block: about what an expert gets, within what the hardware multiplies well."""
+    mean = pairs / count
+    return 16 if mean <= 16 else 64 if mean <= 64 else 128
 
 
 def padded_rows(pairs: int, count: int, block: int) -> int:

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from optim.kernels.moe.naive import padded_rows
+from optim.kernels.moe.naive import block_rows, padded_rows
 
 __all__ = ["combine", "grouped_gemm", "moe_align", "swiglu"]
 
@@ -12,8 +12,9 @@ COUNTED = 1024  # pairs a turn of the counting loop
 TILES = {16: (32, 256, 4, 4), 64: (128, 64, 4, 4), 128: (128, 64, 8, 3)}  # block: columns, depth, warps, stages
 
 
-def moe_align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def moe_align(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n = experts.numel()
+    block = block_rows(n, count)
     most = padded_rows(n, count, block)
     pairs, of_block, used, starts = (
         torch.empty(size, dtype=torch.int32, device=experts.device) for size in (most, most // block, 1, count)

@@ -4,6 +4,8 @@ import torch
 
 __all__ = ["route"]
 
+TINY = 1e-20  # scores may all vanish
+
 
 def route(
     logits: torch.Tensor, bias: torch.Tensor, groups: int, kept: int, top_k: int, scaling: float
@@ -19,7 +21,7 @@ def route(
     dropped = torch.ones_like(best, dtype=torch.bool).scatter_(1, _best(best, kept), False)
     experts = _best(choice.masked_fill(dropped[..., None], float("-inf")).flatten(1), top_k)
     weights = scores.gather(1, experts)
-    return weights / weights.sum(-1, keepdim=True) * scaling, experts.int()
+    return weights / (weights.sum(-1, keepdim=True) + TINY) * scaling, experts.int()
 
 
 def _best(x: torch.Tensor, k: int) -> torch.Tensor:

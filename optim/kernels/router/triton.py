@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from optim.kernels.router.naive import TINY
+
 __all__ = ["route"]
 
 
@@ -14,7 +16,7 @@ def route(
     tokens, count = logits.shape
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
     experts = torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device)
-    sizes = {"E": count, "G": groups, "KEPT": kept, "K": top_k, "BK": triton.next_power_of_2(top_k)}
+    sizes = {"E": count, "G": groups, "KEPT": kept, "K": top_k, "BK": triton.next_power_of_2(top_k), "TINY": TINY}
     router_topk_kernel[(tokens,)](logits, bias, weights, experts, scaling, **sizes, num_warps=1)
     return weights, experts
 
@@ -22,7 +24,7 @@ def route(
 @triton.jit
 def router_topk_kernel(
     logits, bias, weights, experts, scaling,
-    E: tl.constexpr, G: tl.constexpr, KEPT: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+    E: tl.constexpr, G: tl.constexpr, KEPT: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, TINY: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     e, group, slot = tl.arange(0, E), tl.arange(0, G), tl.arange(0, BK)
@@ -48,5 +50,5 @@ def router_topk_kernel(
         taken = tl.where(slot == i, own, taken)
         total += own
         choice = tl.where(e == at, float("-inf"), choice)
-    tl.store(weights + token * K + slot, taken / total * scaling, slot < K)
+    tl.store(weights + token * K + slot, taken / (total + TINY) * scaling, slot < K)
     tl.store(experts + token * K + slot, chosen, slot < K)
