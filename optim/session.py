@@ -23,8 +23,13 @@ SMI = ("nvidia-smi", "--format=csv,noheader,nounits")
 
 
 def device_of(options: RunOptions) -> str:
-    """'cuda' where there is a GPU, else 'cpu', unless the options name one."""
-    return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    """'cuda:0' where there is a GPU, else 'cpu', unless the options name one. Raises UserError for one not there."""
+    kind, _, number = (options.device or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")
+    if kind == "cpu":
+        return kind
+    if int(number or 0) >= (there := torch.cuda.device_count()):
+        raise UserError(f"--device {options.device}: this machine has {there} GPU(s), counted from cuda:0.")
+    return f"cuda:{number or 0}"
 
 
 def is_checkpoint(options: RunOptions) -> bool:

@@ -20,8 +20,8 @@ from optim.engine.generate import Engine  # noqa: E402
 from optim.engine.moe import moe  # noqa: E402
 from optim.engine.sample import Sampling, sample  # noqa: E402
 
-ROUNDING = 1e-5  # relative, fp32 against fp32 or fp64, one layer
-LOGITS = 1e-4  # the same over a whole model
+ROUNDING = 1e-5  # relative, fp32 against fp32 or fp64
+EXTREME = 1e-4  # where log decays of a chunk sum to -80 and their differences matter
 DIFFERS = 1e-2  # what leaving a feature out must change at least
 ODD = replace(  # no two sizes alike: a mistaken one cannot fit
     NANO,
@@ -297,7 +297,7 @@ def test_model_is_kimis():
     top = {"embed": theirs.model.embed_tokens.weight, "norm": theirs.model.norm.weight, "head": theirs.lm_head.weight}
     ids = tokens(40)
     ours = logits(engine(KIMI, w=SimpleNamespace(layers=layers, **top)), ids[:29], ids[29:])
-    close(ours, theirs(torch.tensor([ids])).logits[0, 28:], LOGITS)
+    close(ours, theirs(torch.tensor([ids])).logits[0, 28:])
 
 
 # --- against the formulas -------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_model_is_kimis():
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 15, 16, 17, 33, 60])
 def test_prompt_of_any_length(length):
-    close(logits(engine(), tokens(60)[:length])[0], truth()[length - 1], LOGITS)
+    close(logits(engine(), tokens(60)[:length])[0], truth()[length - 1])
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_prompt_of_any_length(length):
 def test_every_kind_of_model(base, change):
     c = replace(base, **change)
     ids = tokens(24, c)
-    close(logits(engine(c), ids[:19], ids[19:]), truth(c, 24)[18:], LOGITS)
+    close(logits(engine(c), ids[:19], ids[19:]), truth(c, 24)[18:])
 
 
 @pytest.mark.parametrize(
@@ -384,8 +384,8 @@ def test_gates_wide_open_and_shut(bound, scale):
     w.dt_bias, w.a_log = normal(c.kda_width, seed=2) * scale, torch.tensor([-2.0, 2.0])
     x = normal(50, c.hidden) * scale
     expected = reference.kda(x.double(), reference.double(w), c)
-    close(our_kda(w, x, [50], c), expected, LOGITS)
-    close(our_kda(w, x, [1] * 50, c), expected, LOGITS)
+    close(our_kda(w, x, [50], c), expected, EXTREME)
+    close(our_kda(w, x, [1] * 50, c), expected, EXTREME)
 
 
 def test_gate_at_its_limits():
@@ -445,7 +445,7 @@ def test_bf16_is_near():
     assert w.head.dtype == torch.bfloat16  # the caller's weights stay as they were
     assert found.dtype == torch.float32
     assert not torch.equal(found, found.bfloat16().float())
-    assert distance(found, expected[11:]).median() < 0.05
+    assert distance(found, expected[11:]).max() < 0.03
 
 
 # --- against itself -------------------------------------------------------------------------------------------------
@@ -455,22 +455,22 @@ def test_bf16_is_near():
 def test_decode_is_the_full_forward(first):
     ids = tokens(60)
     found = logits(engine(), ids[:first], ids[first:])
-    close(found, truth()[first - 1 :], LOGITS)
-    close(found[-1], logits(engine(), ids)[0], LOGITS)
+    close(found, truth()[first - 1 :])
+    close(found[-1], logits(engine(), ids)[0])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 16, 59])
 def test_chunks_of_the_prompt_do_not_matter(chunk, monkeypatch):
     ids = tokens(60)
     monkeypatch.setattr(generate, "CHUNK", chunk)
-    close(logits(engine(), ids[:55], ids[55:]), truth()[54:], LOGITS)
+    close(logits(engine(), ids[:55], ids[55:]), truth()[54:])
 
 
 def test_slots_may_lie_anywhere():
     e, ids = engine(), tokens(60)
     for seed in (1, 2):  # the second request elsewhere than the first
         e.cache.slots.copy_(torch.randperm(128, generator=torch.Generator().manual_seed(seed)))
-        close(logits(e, ids[:50], ids[50:]), truth()[49:], LOGITS)
+        close(logits(e, ids[:50], ids[50:]), truth()[49:])
 
 
 def test_long_context_in_a_full_cache():
@@ -478,7 +478,7 @@ def test_long_context_in_a_full_cache():
     e = engine(capacity=300)
     found = logits(e, ids[:280], ids[280:])
     for n in (281, 299, 300):
-        close(found[n - 280], logits(engine(capacity=301), ids[:n])[0], LOGITS)
+        close(found[n - 280], logits(engine(capacity=301), ids[:n])[0])
     with pytest.raises(UserError) as caught:
         e.step()
     one_sentence(caught)
