@@ -18,8 +18,9 @@ SCHEMA = "ling-prof.bench/1"
 COMPARISON = "ling-prof.bench-compare/1"
 ENOUGH = 5  # runs a side, before a difference is called one
 
-Positive = Annotated[float, Meta(gt=0)]
-Bytes = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=1e-12, lt=1e12)]
+Bytes = Annotated[float, Meta(ge=0, lt=1e18)]
+AllBytes = Annotated[float, Meta(gt=0, lt=1e18)]
 
 
 class Run(TypedDict):
@@ -69,7 +70,7 @@ class Floor(TypedDict):
 
     bandwidth_gb_s: Positive | None
     bandwidth_source: str
-    bytes_per_token: Positive
+    bytes_per_token: AllBytes
     parts: list[Part]
     floor_ms: Positive | None
     share_of_floor: Positive | None
@@ -119,8 +120,10 @@ def load(path: Path) -> Bench:
     except msgspec.ValidationError as error:
         raise UserError(f"{path}: not a whole {SCHEMA} ({error}); measure again with ling-prof bench.") from None
     lock.from_dict(data["lock"], path)
-    _check_floor(data["floor"], path)
-    return cast(Bench, data)
+    bench = cast(Bench, data)
+    _check_floor(bench["floor"], path)
+    _check_summary(bench, path)
+    return bench
 
 
 def _read(path: Path) -> Any:
@@ -137,6 +140,18 @@ def _check_floor(floor: Floor, path: Path) -> None:
     if not math.isclose(total, floor["bytes_per_token"], rel_tol=1e-6):
         said = f"its floor's parts add up to {total:.0f} bytes, bytes_per_token is {floor['bytes_per_token']:.0f}"
         raise UserError(f"{path}: {said}; measure again with ling-prof bench.")
+
+
+def _check_summary(data: Bench, path: Path) -> None:
+    """What is compared must be what was measured."""
+    if not _close(data["summary"], summarize(data["runs"])):
+        raise UserError(f"{path}: its summary is not that of its runs; measure again with ling-prof bench.")
+
+
+def _close(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return all(_close(a[key], b[key]) for key in b)
+    return math.isclose(a, b, rel_tol=1e-6)
 
 
 def check_writable(path: Path) -> None:

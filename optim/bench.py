@@ -111,8 +111,11 @@ def _copy_speed(device: str) -> float:
 
 
 def _notes(engine: Engine, texts: list[list[int]]) -> list[str]:
-    same = all(text == texts[0] for text in texts)
-    notes = [f"{len(texts)} runs, the same prompt: {'identical tokens' if same else 'TOKENS DIFFER between the runs'}"]
+    notes = []
+    if len(texts) > 1:
+        same = all(text == texts[0] for text in texts)
+        said = "identical tokens" if same else "TOKENS DIFFER between the runs"
+        notes.append(f"{len(texts)} runs, the same prompt: {said}")
     if engine.c.ranks > 1:
         notes.append(f"one of {engine.c.ranks} ranks, without the collectives between them: a lower bound")
     if not engine.use_graph:

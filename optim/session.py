@@ -13,7 +13,7 @@ import ling_prof
 from ling_prof.errors import UserError
 from ling_prof.lock import Lock
 from optim.engine import checkpoint, weights
-from optim.engine.config import Config, named
+from optim.engine.config import MODELS, Config, named
 from optim.engine.generate import Engine
 from optim.engine.hf_config import read_config
 from optim.options import BenchOptions, RunOptions
@@ -33,7 +33,8 @@ def device_of(options: RunOptions) -> str:
 
 
 def is_checkpoint(options: RunOptions) -> bool:
-    return Path(options.model).is_dir()
+    """A bundled name means the bundled model; `./name` a folder called so."""
+    return options.model not in MODELS and os.path.isdir(options.model)
 
 
 def open_engine(options: RunOptions, new_tokens: int, seed: int = 0) -> Engine:
@@ -53,7 +54,9 @@ def open_engine(options: RunOptions, new_tokens: int, seed: int = 0) -> Engine:
 
 def _check_fit(c: Config, capacity: int, dtype: torch.dtype, device: str) -> None:
     if capacity > c.max_positions:
-        raise UserError(f"{c.name} has {c.max_positions} positions; prompt and new tokens take {capacity}.")
+        raise UserError(
+            f"{c.name} has {c.max_positions} positions; prompt and new tokens take {capacity}; lower --isl."
+        )
     wide_head = c.vocab * c.hidden * torch.float32.itemsize
     needed, there = weights.size(c, dtype) + wide_head, _memory(device)
     if needed > there:

@@ -101,3 +101,19 @@ def test_what_does_not_fit_the_memory(monkeypatch):
     monkeypatch.setattr(session, "_memory", lambda _: 3 * 10**5)
     with pytest.raises(session.UserError, match=r"nano needs 0.0 GB, cpu has 0.0 GB"):
         bench.run(ASKED)
+
+
+def test_weights_that_are_not_numbers_are_told(tmp_path):
+    broken = weights.random(NANO, 0, torch.float32, "cpu")
+    broken.layers[1].o[0, 0] = float("nan")
+    checkpoint.save(NANO, broken, tmp_path / "nan")
+    with pytest.raises(session.UserError, match="nan gives no finite numbers"):
+        bench.run(replace(ASKED, model=str(tmp_path / "nan")))
+
+
+def test_a_bundled_name_is_not_a_folder(tmp_path, monkeypatch):
+    (tmp_path / "nano").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert not session.is_checkpoint(ASKED)
+    assert session.is_checkpoint(replace(ASKED, model="./nano"))
+    assert not session.is_checkpoint(replace(ASKED, model="x" * 5000))

@@ -385,10 +385,21 @@ def test_shards_hold_the_same(tmp_path, weights):
 
 
 def test_layers_of_mtp_are_left_out(change, weights):
-    extra = {"model.layers.4.eh_proj.weight": torch.ones(3), "model.layers.17.enorm.weight": torch.ones(3)}
-    config, after = checkpoint.load(change(**extra), torch.bfloat16, "cpu")
+    """As many as the configuration names, and no more: else a shortened model would pass for the whole."""
+    folder = change(**{"model.layers.4.eh_proj.weight": torch.ones(3)})
+    assert "1 tensor(s) unexpected, such as model.layers.4" in refusal(checkpoint.load, folder, torch.bfloat16, "cpu")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 1}))
+    config, after = checkpoint.load(folder, torch.bfloat16, "cpu")
     assert config.layers == len(after.layers) == 4
     assert_same(NANO, weights, after)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": -1}))
+    assert "num_nextn_predict_layers is -1" in refusal(checkpoint.load, folder, torch.bfloat16, "cpu")
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_hidden_layers", 2**31 - 2), ("num_experts", 2**31 - 4)])
+def test_absurd_sizes_are_refused_at_once(tmp_path, field, value):
+    assert f"{field} is {value}" in refusal(hf_config.read_config, written(tmp_path, PUBLISHED_TINY, {field: value}))
 
 
 def test_a_log_and_conv_weights_in_their_other_shapes(change, saved, weights):

@@ -54,6 +54,15 @@ def test_what_the_readme_shows_is_what_the_program_prints(request, number, says)
         assert block[1] == says()
 
 
+def test_the_figures_beside_it_are_those_of_the_results():
+    page = " ".join(README.read_text().split())
+    flash, tiny = (load(ROOT / f"docs/results/h200-{m}-baseline.json") for m in ("flash-tp4-rank", "tiny"))
+    tpot = flash["summary"]["tpot_ms"]
+    said = f"took {tpot['mean']:.3f} ms a token ({tpot['low']:.3f} to {tpot['high']:.3f} over five runs)"
+    assert said in page
+    assert f"the baseline is {tiny['summary']['tpot_ms']['mean'] / 2.241:.2f} times that" in page
+
+
 def test_the_generated_part_of_the_json_page_is_up_to_date(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import generate

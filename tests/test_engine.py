@@ -549,15 +549,19 @@ def test_capture_leaves_no_trace(monkeypatch):
 
 
 def test_capture_within_a_request(monkeypatch):
-    expected = list(engine().stream(tokens(20), 9))
+    """Tokens alone would hide a small difference: the logits of the last step as well."""
+    ids, seen = tokens(20), []
     monkeypatch.setattr(generate, "Graph", Rehearsed)
     e = engine()
     e.use_graph = True
-    found = [e.prefill(tokens(20))]
+    found = [e.prefill(ids)]
     for _ in range(4):
         e.capture()
         found += [e.step(), e.step()]
-    assert found == expected
+    assert found == list(engine().stream(ids, 9))
+    monkeypatch.setattr(generate, "sample", lambda logits, *_: seen.append(logits) or torch.tensor(0))
+    e.step()
+    close(seen[0], reference.logits(NANO, model(NANO), ids + found)[-1])
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -576,7 +580,7 @@ def test_temperature_towards_zero_is_greedy():
         assert sample(scores, Sampling(1e-5), generator) == sample(scores, Sampling(), generator) == scores.argmax()
 
 
-@pytest.mark.parametrize("temperature", [-0.1, float("inf"), float("nan")])
+@pytest.mark.parametrize("temperature", [-0.1, 1e-40, float("inf"), float("nan")])
 def test_no_such_temperature(temperature):
     with pytest.raises(UserError) as caught:
         Sampling(temperature)
@@ -609,6 +613,16 @@ def test_decoding_needs_a_prompt():
     with pytest.raises(UserError) as caught:
         engine().step()
     one_sentence(caught)
+
+
+def test_weights_that_are_no_numbers():
+    w = SimpleNamespace(**vars(model(NANO)))
+    w.norm = w.norm * float("nan")
+    e = engine(w=w)
+    for run in (lambda: e.prefill([1]), e.step):  # and no request is left behind
+        with pytest.raises(UserError) as caught:
+            run()
+        one_sentence(caught)
 
 
 def test_decoding_ends_with_the_capacity():
@@ -714,7 +728,13 @@ def test_a_rank_holds_its_part(c, ranks):
 
 
 def test_uneven_ranks_are_refused():
-    for ranks, fields in ((3, "heads"), (64, "heads"), (7, "heads, moe_intermediate")):
+    for ranks, fields in (
+        (3, "heads"),
+        (64, "heads"),
+        (7, "heads, moe_intermediate"),
+        (0, "0 ranks"),
+        (-2, "-2 ranks"),
+    ):
         with pytest.raises(UserError, match=fields) as caught:
             FLASH.shard(ranks)
         one_sentence(caught)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ling_prof.host import place
+from ling_prof.roles import layer_kind
 from ling_prof.timeline import HOST_BOUND
 from ling_prof.view import View
 
@@ -37,5 +38,6 @@ def _sites(view: View, row: np.ndarray) -> np.ndarray:
     own = np.where(row >= 0, view.host.own_function[row], -1)
     shown = np.where(own >= 0, own, row)
     names = view.host.table["name"].array
-    places = np.array([place(str(n)) for n in names.categories], object)
+    steps = set(view.steps.table["name"])
+    places = np.array([layer_kind(n) if n in steps else place(str(n)) for n in names.categories], object)
     return np.where(shown >= 0, places[names.codes[shown]], "")

@@ -323,9 +323,9 @@ def _missing_tables() -> dict[str, Missing]:
             "record with experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True)",
         ),
         "capture": Missing(
-            "the layer of a CUDA-graph node",
-            "Kineto does not record graph capture",
-            "record with nsys --cuda-graph-trace=node, or trace once with graphs off",
+            "which capture made a CUDA-graph node, by its number",
+            "Kineto numbers no nodes; their layers are told by the order of the calls, if the capture is recorded too",
+            "capture while recording, record with nsys --cuda-graph-trace=node, or trace once with graphs off",
         ),
     }
 

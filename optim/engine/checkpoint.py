@@ -1,6 +1,7 @@
 """Checkpoints of BailingMoeV3 in the Hugging Face layout: safetensors and config.json, checked, read and written."""
 
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 
 from ling_prof.errors import UserError
 from optim.engine.config import Config
-from optim.engine.hf_config import problems, read_config, read_json, to_json, told
+from optim.engine.hf_config import mtp_layers, problems, read_config, read_json, to_json, told
 from optim.engine.weights import Spec, build, specs
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -26,7 +27,7 @@ def load(folder: Path, dtype: torch.dtype, device: str, allow_unknown: bool = Fa
     Raises UserError as `read_config` does, and for files or tensors that are missing, unexpected, broken or quantized.
     """
     config = read_config(folder, allow_unknown)
-    stored = _open(folder, config.layers)
+    stored = _open(folder, range(config.layers, config.layers + mtp_layers(folder)))
     expected = {name: spec for _, prefix, _, spec in specs(config) for name in spec.names(prefix)}
     _check_names(folder, expected.keys() - stored, "missing", "download the checkpoint again")
     _check_names(folder, stored.keys() - expected, "unexpected", "the engine would ignore them, so mend config.json")
@@ -74,23 +75,23 @@ def _files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).exists() or not index.exists():
         return [folder / WEIGHTS]
     names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
-        raise UserError(f"{index}: weight_map is {json.dumps(names):.60}; it must map tensors to files.")
+    if not isinstance(names, dict) or not all(isinstance(x, str) and Path(x).name == x for x in names.values()):
+        raise UserError(f"{index}: weight_map is {json.dumps(names):.60}; it must map tensors to files beside it.")
     files = [folder / name for name in sorted(set(names.values()))]
-    if absent := [file.name for file in files if not file.exists()]:
+    if absent := [f"{file.name:.60}" for file in files if not os.path.exists(file)]:
         raise UserError(f"{index}: names {len(absent)} missing file(s), {', '.join(absent[:3])}; download them too.")
     return files
 
 
-def _open(folder: Path, layers: int) -> dict[str, tuple[Path, Any]]:
-    """Tensor -> its file and that file opened; without layers beyond the last, which are MTP."""
+def _open(folder: Path, left_out: range) -> dict[str, tuple[Path, Any]]:
+    """Tensor -> its file and that file opened; without the layers that multi-token prediction adds behind the last."""
     stored: dict[str, tuple[Path, Any]] = {}
     for path in _files(folder):
         with told(path, "download it again"):
             file = safe_open(path, framework="pt")
         stored |= dict.fromkeys(file.keys(), (path, file))
     number = re.compile(r"model\.layers\.(\d+)\.")
-    return {name: at for name, at in stored.items() if not (m := number.match(name)) or int(m[1]) < layers}
+    return {name: at for name, at in stored.items() if not (m := number.match(name)) or int(m[1]) not in left_out}
 
 
 def _check_names(folder: Path, names: set[str], what: str, remedy: str) -> None:

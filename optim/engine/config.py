@@ -69,6 +69,8 @@ class Config:
     def shard(self, ranks: int) -> "Config":
         """What one of `ranks` tensor-parallel ranks holds: heads, intermediate sizes and vocabulary divided; MLA's
         latent projections, the router and the norms whole."""
+        if ranks < 1:
+            raise UserError(f"{self.name} cannot be cut into {ranks} ranks; take 1 or more.")
         cut = ("heads", "moe_intermediate", "shared_intermediate", "dense_intermediate", "vocab")
         if uneven := [field for field in cut if getattr(self, field) % ranks]:
             raise UserError(f"{self.name} cannot be cut into {ranks} ranks: {', '.join(uneven)} would not divide.")
@@ -152,5 +154,5 @@ MODELS = {config.name: config for config in (FLASH, TINY, FLASH.shard(4), NANO)}
 def named(name: str) -> Config:
     """The model of that name. Raises UserError with the list of those there are."""
     if name not in MODELS:
-        raise UserError(f"no model {name!r}; there are {', '.join(MODELS)}, or a checkpoint folder.")
+        raise UserError(f"no model {name!r:.80}; there are {', '.join(MODELS)}, or a checkpoint folder.")
     return MODELS[name]

@@ -69,15 +69,19 @@ class Engine:
     def prefill(self, prompt: list[int], sampling: Sampling = GREEDY) -> int:
         """Starts a request: reads the prompt, forgetting the one before -> its first new token.
 
-        Raises UserError for an empty prompt, ids outside the vocabulary, or one that leaves no room to decode.
+        Raises UserError for an empty prompt, ids outside the vocabulary, one that leaves no room to decode, and for
+        weights that lead to NaN.
         """
         self._check(prompt)
+        self.steps = None
         self._take(sampling)
         self.cache.clear()
         tokens = torch.tensor(prompt, device=self.token.device)
         with mark("prefill_step_0"):
             for first in range(0, len(prompt), CHUNK):
                 logits = self.model.prefill(tokens[first : first + CHUNK], first)
+            if not logits.isfinite().all():
+                raise UserError(f"{self.c.name} gives no finite numbers; its weights hold NaN or infinite ones.")
             self.token.copy_(sample(logits, self.sampling, self.generator))
             self.seen.fill_(len(prompt))
             self.steps = 0

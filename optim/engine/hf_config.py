@@ -34,6 +34,8 @@ def _limits(value: Any) -> bool:
 
 
 SIZE = Kind("a positive integer", lambda v: _int(v, 1))
+LAYERS = Kind("an integer from 1 to 1024", lambda v: _int(v, 1) and v <= 1024)  # as many are named one by one
+EXPERTS = Kind("an integer from 1 to 4096", lambda v: _int(v, 1) and v <= 4096)
 COUNT = Kind("an integer of 0 or more", lambda v: _int(v, 0))
 POSITIVE = Kind("a positive number", lambda v: _number(v, 0))
 SWITCH = Kind("true or false", lambda v: type(v) is bool)
@@ -45,7 +47,7 @@ LIMITS = Kind("null or a list of limits, null or 0 for none", _limits)
 
 FIELDS: dict[str, tuple[str, Kind]] = {  # theirs -> ours
     "hidden_size": ("hidden", SIZE),
-    "num_hidden_layers": ("layers", SIZE),
+    "num_hidden_layers": ("layers", LAYERS),
     "layer_group_size": ("layer_group", SIZE),
     "num_attention_heads": ("heads", SIZE),
     "head_dim": ("kda_dim", SIZE),
@@ -59,7 +61,7 @@ FIELDS: dict[str, tuple[str, Kind]] = {  # theirs -> ours
     "gated_attention_proj_granularity_type": ("head_gate", GATE),
     "kda_safe_gate": ("safe", SWITCH),
     "kda_lower_bound": ("gate_bound", BOUND),
-    "num_experts": ("experts", SIZE),
+    "num_experts": ("experts", EXPERTS),
     "num_experts_per_tok": ("top_k", SIZE),
     "n_group": ("groups", SIZE),
     "topk_group": ("kept_groups", SIZE),
@@ -150,7 +152,7 @@ def told(path: Path, remedy: str) -> Iterator[None]:
     """Errors of reading or writing `path` end in one sentence with `remedy`."""
     try:
         yield
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(f"{path}: {found:.200}; {remedy}.") from error
 
@@ -173,6 +175,16 @@ def _flat(raw: dict[str, Any]) -> dict[str, Any]:
     for key in [key for key in flat if key.endswith(".rope_theta")]:
         flat.setdefault("rope_theta", flat[key])
     return flat | ({"kda_lower_bound": None} if flat.get("kda_safe_gate") is False else {})
+
+
+def mtp_layers(folder: Path) -> int:
+    """Layers that predict further tokens, stored behind the model's own; this engine leaves them out."""
+    found = read_json(folder / "config.json").get("num_nextn_predict_layers") or 0
+    if not _int(found, 0):
+        raise UserError(
+            f"{folder / 'config.json'}: num_nextn_predict_layers is {found!r:.60}; it must be {COUNT.says}."
+        )
+    return found
 
 
 def _config(fields: dict[str, Any], name: str) -> Config:

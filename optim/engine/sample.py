@@ -6,6 +6,8 @@ import torch
 
 from ling_prof.errors import UserError
 
+LEAST = 1e-30  # logits over a smaller temperature could overflow
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -15,8 +17,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature {self.temperature} is not a number from 0 on.")
+        if self.temperature and not LEAST <= self.temperature < float("inf"):
+            raise UserError(f"temperature {self.temperature} is neither 0 nor a number from {LEAST:g} on.")
 
 
 GREEDY = Sampling()
