@@ -617,8 +617,10 @@ def test_decoding_needs_a_prompt():
 
 def test_weights_that_are_no_numbers():
     w = SimpleNamespace(**vars(model(NANO)))
-    w.norm = w.norm * float("nan")
+    w.norm = w.norm.clone()
     e = engine(w=w)
+    e.prefill([1])
+    w.norm.fill_(float("nan"))
     for run in (lambda: e.prefill([1]), e.step):  # and no request is left behind
         with pytest.raises(UserError) as caught:
             run()

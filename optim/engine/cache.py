@@ -60,6 +60,15 @@ class Metadata:
         self.slots[: seen + 1].copy_(cache.slots[: seen + 1])
         self.splits.fill_(min(MAX_SPLITS, -(-(seen + 1) // SPLIT_TOKENS)))
 
+    def refill_on_device(self, cache: Cache, seen: torch.Tensor) -> None:
+        """The same from `seen` (1) int64 on the device: no number of it passes through the host."""
+        self.position.copy_(seen)
+        self.length.copy_(seen + 1)
+        self.row.fill_(REQUEST)
+        self.slot.copy_(cache.slots[seen.clamp(max=cache.capacity - 1)])
+        self.slots.copy_(cache.slots)
+        self.splits.copy_(((self.length + SPLIT_TOKENS - 1) // SPLIT_TOKENS).clamp(max=MAX_SPLITS))
+
     def park(self, cache: Cache) -> None:
         """Points at scratch memory: a step run now leaves the request as it is."""
         self.position.zero_()

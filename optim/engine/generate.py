@@ -29,6 +29,9 @@ class Engine:
 
     `kind`: the kernels, "naive" or "triton"; default triton on a GPU. `graph`: replay the forward pass as a CUDA graph,
     where there is a GPU and the kernels are Triton's. The head, like the routers, is kept in fp32.
+
+    What may be exchanged from outside: `w`, `model.decode_ops`, `use_graph`, `seam` (how the metadata is refilled) and
+    `advance` (how a step is launched and its token learnt); call `capture` after a change of what a graph holds.
     """
 
     def __init__(
@@ -45,8 +48,13 @@ class Engine:
         self.seen = torch.zeros(1, dtype=torch.int64, device=device)  # tokens whose states the cache holds
         self.generator = torch.Generator(device)
         self.sampling = GREEDY
-        self.use_graph = graph and device.type == "cuda" and kind == "triton"
+        self.has_triton = kind == "triton"
+        self.can_graph = device.type == "cuda" and self.has_triton
+        self.use_graph = graph and self.can_graph
+        self.seam: Callable[[int], None] = lambda seen: self.meta.refill(self.cache, seen)
+        self.advance: Callable[[], int] = self._advance
         self._run: Callable[[], None] | None = None
+        self.prompt_tokens = 0
         self.steps: int | None = None  # since the prompt; None before the first
 
     @torch.inference_mode()
@@ -64,6 +72,14 @@ class Engine:
             self.token.copy_(token)
             self.seen.copy_(seen)
             self.generator.set_state(drawn)
+
+    @property
+    def captured(self) -> bool:
+        return isinstance(self._run, Graph)
+
+    def forget(self) -> None:
+        """Drops what was captured and the request: nothing of either outlives a change from outside."""
+        self._run, self.steps = None, None
 
     @torch.inference_mode()
     def prefill(self, prompt: list[int], sampling: Sampling = GREEDY) -> int:
@@ -84,7 +100,7 @@ class Engine:
                 raise UserError(f"{self.c.name} gives no finite numbers; its weights hold NaN or infinite ones.")
             self.token.copy_(sample(logits, self.sampling, self.generator))
             self.seen.fill_(len(prompt))
-            self.steps = 0
+            self.prompt_tokens, self.steps = len(prompt), 0
             return int(self.token)
 
     @torch.inference_mode()
@@ -92,14 +108,9 @@ class Engine:
         """Decodes one token -> its id. Raises UserError before the first prompt, and when the cache is full."""
         if self.steps is None:
             raise UserError("there is no request to decode; give a prompt to prefill first.")
-        if self._run is None:
-            self.capture()
-        assert self._run is not None
         self.steps += 1
         with mark(f"decode_step_{self.steps}"):
-            self._prepare()
-            self._run()
-            return int(self.token)
+            return self.advance()
 
     def stream(self, prompt: list[int], most: int, sampling: Sampling = GREEDY) -> Iterator[int]:
         """Up to `most` new tokens, one by one; ends after the model's end-of-text token."""
@@ -109,13 +120,24 @@ class Engine:
             if token == self.c.eos:
                 return
 
-    def _prepare(self) -> None:
-        """Tells the device where the next token stands."""
-        seen = int(self.seen)
+    def _advance(self) -> int:
+        """The host in the loop: it reads the length before the launch and the token after it."""
+        self.launch(self._read_length())
+        return int(self.token)
+
+    def _read_length(self) -> int:
+        return int(self.seen)
+
+    def launch(self, seen: int) -> None:
+        """Enqueues the forward pass for the token after the first `seen`. Raises UserError when the cache is full."""
         if seen >= self.cache.capacity:
             raise UserError(f"the request fills its {self.cache.capacity} tokens; open the engine with more.")
+        if self._run is None:
+            self.capture()
         with mark("seam"):
-            self.meta.refill(self.cache, seen)
+            self.seam(seen)
+        assert self._run is not None
+        self._run()
 
     def _forward(self) -> None:
         logits = self.model.decode(self.token, self.meta)

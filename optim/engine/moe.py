@@ -15,8 +15,8 @@ def moe(x: torch.Tensor, w, layer: int, c: Config, ops) -> torch.Tensor:
     logits = ops.linear(x.to(w.router.dtype), w.router).float()
     weights, experts = ops.route(logits, w.bias, c.groups, c.kept_groups, c.top_k, c.routed_scaling)
     order = ops.moe_align(experts, c.experts)
-    up = ops.grouped_gemm(x, w.w13, *order, c.top_k)
-    down = ops.grouped_gemm(ops.swiglu(up, _limit(c.expert_limits, layer)), w.w2, *order, 1)
+    active = ops.experts_up(x, w.w13, *order, c.top_k, _limit(c.expert_limits, layer))
+    down = ops.grouped_gemm(active, w.w2, *order, 1)
     shared = ops.swiglu(ops.linear(x, w.shared_gate_up), _limit(c.shared_limits, layer))
     return ops.combine(down, weights, ops.linear(shared, w.shared_down))
 

@@ -1,0 +1,86 @@
+"""The Pass interface and its registry: one optimization is one file in optim/passes/, found by discovery.
+
+A pass module has a docstring, and
+
+    removes                  one phrase: the cost that disappears
+    exact                    True: outputs stay bitwise equal; False: it changes rounding
+    find(trace)              DataFrame with COLUMNS: the sites of a recorded trace that it would change
+    blocked(engine) -> str   why it cannot be applied here; empty when it can
+    apply(engine)            context manager: on inside, undone after, also after an error
+    took_effect(engine)      a sentence of proof that it is on. Raises NotOn when it is not
+
+Importing one imports neither torch nor triton: `find` works where only traces are read.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+from ling_prof.errors import UserError
+
+COLUMNS = {
+    "site": "kernel, range or call",
+    "count": "per step",
+    "time_ns": "per step: what the edit is about, busy or idle",
+    "edit": "what-if transformation: remove_wait, to_graph, chain, fuse or dtype",
+}
+NEEDED = ("__doc__", "removes", "find", "blocked", "apply", "took_effect")
+
+
+class NotOn(Exception):
+    """A pass that was applied shows no effect."""
+
+
+def passes() -> dict[str, ModuleType]:
+    """Every pass by name. Raises TypeError for a file that does not keep to the interface."""
+    import optim.passes
+
+    found = [info.name for info in pkgutil.iter_modules(optim.passes.__path__)]
+    return {name: _checked(name) for name in found}
+
+
+def _checked(name: str) -> ModuleType:
+    module = importlib.import_module(f"optim.passes.{name}")
+    lacks = [what for what in NEEDED if not getattr(module, what, None)]
+    if lacks or not isinstance(getattr(module, "exact", None), bool):
+        raise TypeError(f"optim/passes/{name}.py lacks {', '.join(lacks) or 'exact, True or False'}")
+    return module
+
+
+def named(names: list[str]) -> dict[str, ModuleType]:
+    """The passes of these names, in this order. Raises UserError with the list of valid ones for an unknown name."""
+    there = passes()
+    if unknown := [name for name in names if name not in there]:
+        raise UserError(f"no pass {', '.join(unknown)}; there are {', '.join(there)}.")
+    return {name: there[name] for name in names}
+
+
+@contextmanager
+def applied(engine: Any, names: list[str]) -> Iterator[dict[str, str]]:
+    """Applies passes in order; undoes them in reverse, also after an error. Gives name -> proof that it is on.
+
+    Raises UserError for a pass that is blocked here.
+    """
+    chosen = named(names)
+    with ExitStack() as stack:
+        for name, module in chosen.items():
+            if reason := module.blocked(engine):
+                raise UserError(f"{name} cannot be applied: {reason}.")
+            stack.enter_context(module.apply(engine))
+        engine.capture()
+        stack.callback(engine.forget)
+        yield {name: module.took_effect(engine) for name, module in chosen.items()}
+
+
+@contextmanager
+def exchanged(holder: Any, **values: Any) -> Iterator[None]:
+    """Sets attributes of `holder`, and sets them back."""
+    before = {name: getattr(holder, name) for name in values}
+    vars(holder).update(values)
+    try:
+        yield
+    finally:
+        vars(holder).update(before)

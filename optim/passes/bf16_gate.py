@@ -1,0 +1,39 @@
+"""Keeps the routers in the model dtype instead of fp32; scores and top-k stay in fp32."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pandas as pd
+
+from optim.base import NotOn, exchanged
+from optim.sites import kernels
+
+removes = "half the bytes of the routers, and the cast of their input"
+exact = False
+
+
+def find(trace) -> pd.DataFrame:
+    return kernels(trace, "dtype", name="cublasDot|cublasGemv|gemv", layer="layer N moe")
+
+
+def blocked(engine) -> str:
+    return "" if engine.w.embed.itemsize < 4 else "the model itself is in fp32"
+
+
+@contextmanager
+def apply(engine) -> Iterator[None]:
+    with ExitStack() as stack:
+        for layer in _routed(engine):
+            stack.enter_context(exchanged(layer, router=layer.router.to(engine.w.embed.dtype)))
+        yield
+
+
+def took_effect(engine) -> str:
+    dtypes = {layer.router.dtype for layer in _routed(engine)}
+    if dtypes != {engine.w.embed.dtype}:
+        raise NotOn(f"routers are {dtypes}")
+    return f"{len(_routed(engine))} routers are {engine.w.embed.dtype}"
+
+
+def _routed(engine) -> list:
+    return [layer for layer in engine.w.layers if hasattr(layer, "router")]

@@ -1,0 +1,32 @@
+"""Keeps the output head in the model dtype instead of fp32."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pandas as pd
+
+from optim.base import NotOn, exchanged
+from optim.sites import kernels
+
+removes = "half the bytes of the output head"
+exact = False
+
+
+def find(trace) -> pd.DataFrame:
+    return kernels(trace, "dtype", role="dense_gemm", layer="head")
+
+
+def blocked(engine) -> str:
+    return "" if engine.w.embed.itemsize < 4 else "the model itself is in fp32"
+
+
+@contextmanager
+def apply(engine) -> Iterator[None]:
+    with exchanged(engine.w, head=engine.w.head.to(engine.w.embed.dtype)):
+        yield
+
+
+def took_effect(engine) -> str:
+    if engine.w.head.dtype != engine.w.embed.dtype:
+        raise NotOn(f"the head is {engine.w.head.dtype}")
+    return f"the head is {engine.w.head.dtype}"

@@ -1,0 +1,40 @@
+"""Refills the metadata between two forward passes by one small captured graph, from the length on the device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pandas as pd
+
+from optim.base import NotOn, exchanged
+from optim.sites import idle
+
+removes = "the launches of the metadata seam, and the host's part in it"
+exact = True
+
+
+def find(trace) -> pd.DataFrame:
+    return idle(trace, "to_graph", "host_bound")
+
+
+def blocked(engine) -> str:
+    return "" if engine.can_graph else "a CUDA graph needs a GPU and the Triton kernels"
+
+
+@contextmanager
+def apply(engine) -> Iterator[None]:
+    from optim.engine.graph import Graph
+
+    graph = Graph(lambda: engine.meta.refill_on_device(engine.cache, engine.seen))
+
+    def seam(_: int) -> None:
+        graph()
+
+    seam.graph = graph  # type: ignore[attr-defined]
+    with exchanged(engine, seam=seam):
+        yield
+
+
+def took_effect(engine) -> str:
+    if not hasattr(engine.seam, "graph"):
+        raise NotOn("the seam is refilled eagerly")
+    return "the seam is a captured CUDA graph"

@@ -1,0 +1,179 @@
+"""The registry, applying and undoing, and every kernel of a pass against the operation it stands for."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from conftest import BUNDLED  # noqa: E402
+
+from ling_prof import UserError, load  # noqa: E402
+from optim import base, kernels  # noqa: E402
+from optim.engine import weights  # noqa: E402
+from optim.engine.config import NANO  # noqa: E402
+from optim.engine.generate import Engine  # noqa: E402
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+KERNELS = ["moe_align_pairs", "swiglu_epilogue", "kda_fused"]
+triton = kernels.load("triton")
+
+
+def same(found, expected):
+    """Bitwise on a GPU; the interpreter's sums depend on the shapes of its blocks."""
+    if GPU:
+        assert torch.equal(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def engine():
+    return Engine(NANO, weights.random(NANO, 0, torch.bfloat16, DEVICE), 64)
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return load(BUNDLED / "h200_ling_tiny_graph_stacks.pt.trace.json.gz")
+
+
+@pytest.mark.parametrize("name", base.passes())
+def test_finds_its_sites_in_a_recording(name, trace):
+    found = base.passes()[name].find(trace)
+    assert list(found.columns) == list(base.COLUMNS)
+    assert len(found) >= (name != "cuda_graph")
+    assert (found["time_ns"] > 0).all()
+
+
+def test_figures_of_sites(trace):
+    """Two alignment launches in each of 23 layers; one head."""
+    align = base.passes()["moe_align_pairs"].find(trace)
+    assert align["count"].tolist() == [23, 23]
+    head = base.passes()["bf16_head"].find(trace)
+    assert head["count"].sum() == 1
+    assert 150_000 < head["time_ns"].sum() < 300_000
+
+
+def test_an_unknown_pass_is_named_with_those_there_are():
+    with pytest.raises(UserError, match="no pass pld; there are bf16_gate, "):
+        base.named(["pld"])
+
+
+@pytest.mark.parametrize("missing", [*base.NEEDED, "exact"])
+def test_a_file_that_breaks_the_interface_fails(missing, monkeypatch):
+    module = ModuleType("optim.passes.half", "A pass.")
+    for name in {*base.NEEDED, "exact"} - {missing, "__doc__"}:
+        setattr(module, name, True if name == "exact" else print)
+    if missing == "__doc__":
+        module.__doc__ = None
+    monkeypatch.setitem(sys.modules, "optim.passes.half", module)
+    with pytest.raises(TypeError, match=f"optim/passes/half.py lacks {missing}"):
+        base._checked("half")
+
+
+def test_on_a_cpu_what_needs_a_gpu_is_blocked(engine):
+    if GPU:
+        pytest.skip("there is a GPU")
+    blocked = {name for name, module in base.passes().items() if module.blocked(engine)}
+    assert blocked == {"cuda_graph", "seam_graph", "host_run_ahead", *KERNELS}
+    with (
+        pytest.raises(UserError, match="cuda_graph cannot be applied: a CUDA graph needs a GPU"),
+        base.applied(engine, ["cuda_graph"]),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_undo_is_exact_also_after_an_error(engine, fails):
+    before = engine.w.head, [vars(layer).copy() for layer in engine.w.layers], dict(vars(engine.model.decode_ops))
+    text = list(engine.stream([1, 2, 3], 8))
+    try:
+        with base.applied(engine, ["bf16_head", "bf16_gate"]) as proofs:
+            assert proofs == {"bf16_head": "the head is torch.bfloat16", "bf16_gate": "3 routers are torch.bfloat16"}
+            list(engine.stream([1, 2, 3], 8))
+            if fails:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    assert engine.w.head is before[0]
+    assert [vars(layer) for layer in engine.w.layers] == before[1]
+    assert vars(engine.model.decode_ops) == before[2]
+    assert list(engine.stream([1, 2, 3], 8)) == text
+
+
+def test_a_pass_without_effect_is_told(engine):
+    for name in ("bf16_head", "bf16_gate", "cuda_graph", *KERNELS):
+        if not GPU or name != "cuda_graph":
+            with pytest.raises(base.NotOn):
+                base.passes()[name].took_effect(engine)
+
+
+@pytest.mark.parametrize(("tokens", "k", "experts"), [(1, 8, 128), (1, 1, 1), (8, 8, 128), (5, 4, 16), (9, 8, 128)])
+def test_moe_align_pairs(tokens, k, experts):
+    from optim.kernels.moe.pairs import moe_align
+
+    chosen = torch.rand(tokens, experts, device=DEVICE).argsort(-1)[:, :k].int()
+    found, expected = moe_align(chosen, experts), kernels.load("naive").moe_align(chosen, experts)
+    blocks = int(expected[2]) // (len(expected[0]) // len(expected[1]))
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1][:blocks], expected[1][:blocks])
+    assert torch.equal(found[2], expected[2])
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+@pytest.mark.parametrize(("hidden", "width"), [(64, 32), (70, 33)] + [(1536, 512)] * GPU)
+def test_swiglu_epilogue_is_bitwise_the_same(limit, hidden, width):
+    from optim.kernels.moe.epilogue import experts_up
+
+    dtype = torch.bfloat16 if GPU else torch.float32
+    x, weight = (torch.randn(*s, device=DEVICE).to(dtype) for s in ((1, hidden), (16, 2 * width, hidden)))
+    order = triton.moe_align(torch.tensor([[3, 1, 9, 15]], dtype=torch.int32, device=DEVICE), 16)
+    same(experts_up(x, weight, *order, 4, limit), triton.experts_up(x, weight, *order, 4, limit))
+
+
+@pytest.mark.parametrize("heads_d", [(2, 32)] + [(16, 128)] * GPU)
+@pytest.mark.parametrize("bound", [-5.0, None])
+def test_kda_fused(heads_d, bound):
+    from types import SimpleNamespace
+
+    from optim.kernels.kda.fused import kda_decode
+
+    heads, d = heads_d
+    dtype = torch.bfloat16 if GPU else torch.float32
+
+    def normal(*shape, of=dtype):
+        return torch.randn(*shape, device=DEVICE).to(of)
+
+    fp32 = torch.float32
+    w = SimpleNamespace(conv=normal(3 * heads * d, 4, of=fp32), a_log=normal(heads, of=fp32))
+    w.dt_bias, w.o_norm = normal(heads * d, of=fp32), normal(d)
+    conv, state = normal(2, 3 * heads * d, 3), normal(2, heads, d, d, of=fp32)
+    inputs = (normal(1, 3 * heads * d), normal(1, heads * d), normal(1, heads), normal(1, heads * d))
+    row = torch.ones(1, dtype=torch.int32, device=DEVICE)
+    results = []
+    for decode in (triton.kda_decode, kda_decode):
+        own = conv.clone(), state.clone()
+        results.append((decode(*inputs, w, *own, row, bound, 1e-6), *own))
+    for expected, found in zip(*results, strict=True):
+        same(found, expected)
+
+
+if GPU:
+    EXACT = [name for name, module in base.passes().items() if module.exact]
+
+    @pytest.mark.parametrize("names", [*([name] for name in EXACT), EXACT], ids=str)
+    def test_exact_passes_keep_every_token(names):
+        from optim.engine.config import TINY
+        from optim.engine.sample import Sampling
+
+        engine = Engine(TINY, weights.random(TINY), 1500)
+        prompt = torch.randint(TINY.vocab, (1000,)).tolist()
+        plain = list(engine.stream(prompt, 256))
+        with base.applied(engine, names):
+            assert list(engine.stream(prompt, 256)) == plain
+            list(engine.stream(prompt, 32, Sampling(1.0, 5)))
+            assert list(engine.stream(prompt, 256)) == plain
+        assert list(engine.stream(prompt, 256)) == plain
