@@ -1,5 +1,6 @@
 """The registry, applying and undoing, and every kernel of a pass against the operation it stands for."""
 
+import ast
 import sys
 from types import ModuleType
 
@@ -18,7 +19,7 @@ from optim.engine.generate import Engine  # noqa: E402
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-KERNELS = ["moe_align_pairs", "swiglu_epilogue", "kda_fused"]
+KERNELS = ["moe_align_pairs", "swiglu_epilogue", "kda_fused", "gemv"]
 triton = kernels.load("triton")
 
 
@@ -78,7 +79,7 @@ def test_on_a_cpu_what_needs_a_gpu_is_blocked(engine):
     if GPU:
         pytest.skip("there is a GPU")
     blocked = {name for name, module in base.passes().items() if module.blocked(engine)}
-    assert blocked == {"cuda_graph", "seam_graph", "host_run_ahead", *KERNELS}
+    assert blocked == {"cuda_graph", "seam_graph", "host_run_ahead", "pdl", *KERNELS}
     with (
         pytest.raises(UserError, match="cuda_graph cannot be applied: a CUDA graph needs a GPU"),
         base.applied(engine, ["cuda_graph"]),
@@ -159,6 +160,35 @@ def test_kda_fused(heads_d, bound):
         results.append((decode(*inputs, w, *own, row, bound, 1e-6), *own))
     for expected, found in zip(*results, strict=True):
         same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32] + [torch.bfloat16] * GPU, ids=str)
+@pytest.mark.parametrize(("n", "depth"), [(16, 64), (300, 70), (37, 1536)] + [(157184, 1536), (6144, 1536)] * GPU)
+def test_gemv(n, depth, dtype):
+    from optim.kernels.linear.gemv import linear
+
+    x, weight = torch.randn(1, depth, device=DEVICE).to(dtype), torch.randn(n, depth, device=DEVICE).to(dtype)
+    found, expected = linear(x, weight).double(), x.double() @ weight.double().T
+    assert (found - expected).norm() < (1e-6 if dtype == torch.float32 else 4e-3) * expected.norm()
+    assert torch.equal(linear(x.expand(3, -1), weight), torch.nn.functional.linear(x.expand(3, -1), weight))
+
+
+def test_every_chained_kernel_waits():
+    """What `launch` starts calls chain(PDL) unconditionally: before anything but loads, and never inside a branch."""
+    for path in (BUNDLED.parent / "optim/kernels").glob("*/*.py"):
+        tree = ast.parse(path.read_text())
+        launched = {
+            call.args[0].id
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "launch"
+        }
+        for kernel in (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in launched):
+            calls = [line for line in kernel.body if ast.unparse(line) == "chain(PDL)"]
+            assert len(calls) == 1, kernel.name
+            before = "\n".join(map(ast.unparse, kernel.body[: kernel.body.index(calls[0])]))
+            assert "tl.store" not in before, kernel.name
+            assert "return" not in before, kernel.name
+        assert launched <= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 if GPU:

@@ -77,6 +77,11 @@ class Engine:
     def captured(self) -> bool:
         return isinstance(self._run, Graph)
 
+    def graph_edges(self) -> tuple[int, int]:
+        """Edges of the captured forward pass: all, and those of programmatic dependent launches."""
+        assert isinstance(self._run, Graph)
+        return self._run.edges()
+
     def forget(self) -> None:
         """Drops what was captured and the request: nothing of either outlives a change from outside."""
         self._run, self.steps = None, None

@@ -22,7 +22,7 @@ def load(kind: str) -> SimpleNamespace:
     if kind not in KINDS:
         raise ValueError(f"no kernels of kind {kind!r}; there are {', '.join(KINDS)}")
     out: Functions = {}
-    for folder in pkgutil.iter_modules(__path__):
+    for folder in (found for found in pkgutil.iter_modules(__path__) if found.ispkg):
         functions = _functions(importlib.import_module(f"{__name__}.{folder.name}.{kind}"))
         reference = _functions(importlib.import_module(f"{__name__}.{folder.name}.naive"))
         if _signatures(functions) != _signatures(reference):

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from optim.kernels.launch import chain, launch
+
 __all__ = ["conv_prefill", "conv_update"]
 
 CHANNELS = 256
@@ -14,7 +16,9 @@ def conv_update(x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor, inde
     out = torch.empty_like(x)
     channels, width = weight.shape
     grid = (triton.cdiv(channels, CHANNELS),)
-    kda_conv_update_kernel[grid](x, weight, state, index, out, channels, WIDTH=width, BLOCK=CHANNELS, num_warps=2)
+    launch(kda_conv_update_kernel, grid)(
+        x, weight, state, index, out, channels, WIDTH=width, BLOCK=CHANNELS, num_warps=2
+    )
     return out
 
 
@@ -32,7 +36,10 @@ def conv_prefill(x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor, ind
 
 
 @triton.jit
-def kda_conv_update_kernel(x, weight, state, index, out, channels, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def kda_conv_update_kernel(
+    x, weight, state, index, out, channels, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    chain(PDL)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
     row = state + tl.load(index).to(tl.int64) * channels * (WIDTH - 1) + channel * (WIDTH - 1)

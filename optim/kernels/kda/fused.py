@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from optim.kernels.kda.naive import L2_EPS
+from optim.kernels.launch import chain, launch
 
 __all__ = ["kda_decode"]
 
@@ -27,7 +28,7 @@ def kda_decode(
     out = torch.empty_like(f)
     parameters = (w.conv, w.a_log, w.dt_bias, w.o_norm)
     sizes = {"D": d, "WIDTH": w.conv.shape[1], "EPS": L2_EPS, "BOUNDED": bound is not None}
-    kda_decode_fused_kernel[(heads,)](
+    launch(kda_decode_fused_kernel, (heads,))(
         qkv, f, b, gate, *parameters, conv, state, index, out, heads, d**-0.5, bound or 0.0, eps, **sizes, num_warps=4
     )
     return out
@@ -51,7 +52,9 @@ def convolve(x, weight, row, channel, WIDTH: tl.constexpr):
 def kda_decode_fused_kernel(
     qkv, f, b, gate, conv_weight, a_log, dt_bias, norm, conv, state, index, out, heads, scale, bound, eps,
     D: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr, BOUNDED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    chain(PDL)
     head = tl.program_id(0)
     key = tl.arange(0, D)
     at_head = head * D + key

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from optim.kernels.conv.triton import conv_update
 from optim.kernels.kda.naive import CHUNK, L2_EPS
+from optim.kernels.launch import chain, launch
 from optim.kernels.norm.triton import gated_rms_norm
 
 __all__ = ["kda_chunk", "kda_decode", "kda_gate", "kda_step"]
@@ -30,7 +31,7 @@ def kda_gate(
     block = triton.next_power_of_2(d)
     limit = 0.0 if bound is None else bound
     grid = (tokens, heads)
-    kda_gate_kernel[grid](
+    launch(kda_gate_kernel, grid)(
         f, b, a_log, dt_bias, g, beta, limit, heads, d, BOUNDED=bound is not None, BLOCK=block, num_warps=1
     )
     return g, beta
@@ -49,7 +50,9 @@ def kda_step(
     out = torch.empty(1, heads, dv, dtype=v.dtype, device=v.device)
     grid = (heads, triton.cdiv(dv, STEP_VALUES))
     sizes = {"DK": dk, "BK": triton.next_power_of_2(dk), "BV": STEP_VALUES}
-    kda_step_kernel[grid](q, k, v, g, beta, state, index, out, heads, dv, dk**-0.5, EPS=L2_EPS, **sizes, num_warps=4)
+    launch(kda_step_kernel, grid)(
+        q, k, v, g, beta, state, index, out, heads, dv, dk**-0.5, EPS=L2_EPS, **sizes, num_warps=4
+    )
     return out
 
 
@@ -104,7 +107,10 @@ def kda_decode(
 
 
 @triton.jit
-def kda_gate_kernel(f, b, a_log, dt_bias, g, beta, bound, heads, d, BOUNDED: tl.constexpr, BLOCK: tl.constexpr):
+def kda_gate_kernel(
+    f, b, a_log, dt_bias, g, beta, bound, heads, d, BOUNDED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    chain(PDL)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     col = tl.arange(0, BLOCK)
     inside = col < d
@@ -124,7 +130,9 @@ def kda_gate_kernel(f, b, a_log, dt_bias, g, beta, bound, heads, d, BOUNDED: tl.
 def kda_step_kernel(
     q, k, v, g, beta, state, index, out, heads, dv, scale,
     EPS: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    chain(PDL)
     head = tl.program_id(0)
     value = tl.program_id(1) * BV + tl.arange(0, BV)
     key = tl.arange(0, BK)

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from optim.kernels.launch import chain, launch
 from optim.kernels.mla.naive import MAX_SPLITS
 
 __all__ = ["head_gate", "mla_decode", "mla_store"]
@@ -16,7 +17,7 @@ MERGED = 64  # channels a program of the merge
 def mla_store(latent: torch.Tensor, k_rope: torch.Tensor, cache: torch.Tensor, slot: torch.Tensor) -> None:
     lora, rope = latent.shape[1], k_rope.shape[1]
     block = triton.next_power_of_2(lora + rope)
-    mla_store_kernel[(len(latent),)](
+    launch(mla_store_kernel, (len(latent),))(
         latent, k_rope, cache, slot, k_rope.stride(0), lora, rope, BLOCK=block, num_warps=2
     )
 
@@ -39,12 +40,14 @@ def mla_decode(
     grid = (MAX_SPLITS, triton.cdiv(heads, HEADS))
     strides = (q_latent.stride(0), q_rope.stride(0))
     sizes = {"LORA": lora, "ROPE": rope, "BH": HEADS, "BT": TOKENS, "num_warps": 4, "num_stages": 2}
-    mla_attend_kernel[grid](
+    launch(mla_attend_kernel, grid)(
         q_latent, q_rope, cache, slots, length, splits, part, top, weight, scale, heads, *strides, **sizes
     )
     out = torch.empty(heads, lora, dtype=q_latent.dtype, device=cache.device)
     block = min(lora, MERGED)
-    mla_merge_kernel[(heads, lora // block)](part, top, weight, splits, out, heads, lora, BLOCK=block, S=MAX_SPLITS)
+    launch(mla_merge_kernel, (heads, lora // block))(
+        part, top, weight, splits, out, heads, lora, BLOCK=block, S=MAX_SPLITS
+    )
     return out
 
 
@@ -52,12 +55,13 @@ def head_gate(o: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     tokens, heads, d = o.shape
     out = torch.empty(tokens, heads, d, dtype=o.dtype, device=o.device)
     block = triton.next_power_of_2(d)
-    mla_head_gate_kernel[(tokens, heads)](o, gate, out, *o.stride(), heads, d, BLOCK=block, num_warps=1)
+    launch(mla_head_gate_kernel, (tokens, heads))(o, gate, out, *o.stride(), heads, d, BLOCK=block, num_warps=1)
     return out
 
 
 @triton.jit
-def mla_store_kernel(latent, k_rope, cache, slot, stride, lora, rope, BLOCK: tl.constexpr):
+def mla_store_kernel(latent, k_rope, cache, slot, stride, lora, rope, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    chain(PDL)
     token = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     front = tl.load(latent + token * lora + col, col < lora, 0.0)
@@ -71,7 +75,9 @@ def mla_store_kernel(latent, k_rope, cache, slot, stride, lora, rope, BLOCK: tl.
 def mla_attend_kernel(
     q_latent, q_rope, cache, slots, length, splits, part, top, weight, scale, heads, latent_stride, rope_stride,
     LORA: tl.constexpr, ROPE: tl.constexpr, BH: tl.constexpr, BT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    chain(PDL)
     split = tl.program_id(0)
     count = tl.load(splits)
     if split >= count:
@@ -106,8 +112,11 @@ def mla_attend_kernel(
 
 
 @triton.jit
-def mla_merge_kernel(part, top, weight, splits, out, heads, lora, BLOCK: tl.constexpr, S: tl.constexpr):
+def mla_merge_kernel(
+    part, top, weight, splits, out, heads, lora, BLOCK: tl.constexpr, S: tl.constexpr, PDL: tl.constexpr
+):
     """Splits behind the end of the context have weight 0 and a top of -inf."""
+    chain(PDL)
     head, c = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.arange(0, S) * heads + head
     used = tl.arange(0, S) < tl.load(splits)
@@ -119,7 +128,10 @@ def mla_merge_kernel(part, top, weight, splits, out, heads, lora, BLOCK: tl.cons
 
 
 @triton.jit
-def mla_head_gate_kernel(o, gate, out, token_stride, head_stride, stride, heads, d, BLOCK: tl.constexpr):
+def mla_head_gate_kernel(
+    o, gate, out, token_stride, head_stride, stride, heads, d, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    chain(PDL)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     col = tl.arange(0, BLOCK)
     value = tl.load(o + token * token_stride + head * head_stride + col * stride, col < d, 0.0).to(tl.float32)

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from optim.kernels.launch import chain, launch
 from optim.kernels.moe.triton import TILES
 
 __all__ = ["experts_up"]
@@ -26,7 +27,9 @@ def experts_up(
     grid = (len(of_block) * triton.cdiv(half, columns),)
     tile = {"SHARE": share, "BM": block, "BN": columns, "BK": bk, "num_warps": warps, "num_stages": stages}
     sizes = (len(out), half, depth, limit or 0.0)
-    fused_moe_swiglu_kernel[grid](x, weight, pairs, of_block, used, out, *sizes, LIMITED=limit is not None, **tile)
+    launch(fused_moe_swiglu_kernel, grid)(
+        x, weight, pairs, of_block, used, out, *sizes, LIMITED=limit is not None, **tile
+    )
     return out
 
 
@@ -34,8 +37,10 @@ def experts_up(
 def fused_moe_swiglu_kernel(
     x, weight, pairs, of_block, used, out, rows, half, depth, limit,
     LIMITED: tl.constexpr, SHARE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Rounds gate and up as the separate product does, then activates in fp32: bitwise the same."""
+    chain(PDL)
     columns = tl.cdiv(half, BN)
     block, column = tl.program_id(0) // columns, tl.program_id(0) % columns
     if block * BM >= tl.load(used):

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from optim.kernels.launch import chain, launch
 from optim.kernels.moe import triton as general
 from optim.kernels.moe.naive import block_rows, padded_rows
 
@@ -23,7 +24,7 @@ def moe_align(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
     )
     sizes = {"N": triton.next_power_of_2(n), "P": triton.next_power_of_2(most), "BLOCK": block}
     sizes["B"] = triton.next_power_of_2(most // block)
-    moe_align_pairs_kernel[(1,)](experts, pairs, of_block, used, n, most, count, **sizes, num_warps=4)
+    launch(moe_align_pairs_kernel, (1,))(experts, pairs, of_block, used, n, most, count, **sizes, num_warps=4)
     return pairs, of_block, used
 
 
@@ -31,8 +32,10 @@ def moe_align(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
 def moe_align_pairs_kernel(
     experts, pairs, of_block, used, n, most, count,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Each pair finds its rank among those of its expert, and the rows that smaller experts take."""
+    chain(PDL)
     i = tl.arange(0, N)
     own = tl.load(experts + i, i < n, count)
     other = tl.load(experts + i, i < n, count)

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from optim.kernels.launch import chain, launch
 from optim.kernels.moe.naive import block_rows, padded_rows
 
 __all__ = ["combine", "experts_up", "grouped_gemm", "moe_align", "swiglu"]
@@ -20,10 +21,10 @@ def moe_align(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
         torch.empty(size, dtype=torch.int32, device=experts.device) for size in (most, most // block, 1, count)
     )
     e = triton.next_power_of_2(count)
-    moe_align_count_kernel[(1,)](
+    launch(moe_align_count_kernel, (1,))(
         experts, starts, pairs, of_block, used, n, most, count, BLOCK=block, E=e, N=COUNTED, num_warps=8
     )
-    moe_align_scatter_kernel[(count,)](experts, starts, pairs, n, N=COUNTED, num_warps=4)
+    launch(moe_align_scatter_kernel, (count,))(experts, starts, pairs, n, N=COUNTED, num_warps=4)
     return pairs, of_block, used
 
 
@@ -42,7 +43,7 @@ def grouped_gemm(
     columns, bk, warps, stages = TILES[block]
     grid = (len(of_block) * triton.cdiv(n, columns),)
     tile = {"SHARE": share, "BM": block, "BN": columns, "BK": bk, "num_warps": warps, "num_stages": stages}
-    fused_moe_gemm_kernel[grid](x, weight, pairs, of_block, used, out, len(out), n, depth, **tile)
+    launch(fused_moe_gemm_kernel, grid)(x, weight, pairs, of_block, used, out, len(out), n, depth, **tile)
     return out
 
 
@@ -62,7 +63,7 @@ def swiglu(x: torch.Tensor, limit: float | None) -> torch.Tensor:
     rows, half = len(x), x.shape[1] // 2
     out = torch.empty(rows, half, dtype=x.dtype, device=x.device)
     grid = (rows, triton.cdiv(half, 512))
-    swiglu_kernel[grid](x, out, half, limit or 0.0, LIMITED=limit is not None, BLOCK=512, num_warps=2)
+    launch(swiglu_kernel, grid)(x, out, half, limit or 0.0, LIMITED=limit is not None, BLOCK=512, num_warps=2)
     return out
 
 
@@ -70,15 +71,27 @@ def combine(y: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor) -> tor
     tokens, k = weights.shape
     out = torch.empty_like(shared)
     grid = (tokens, triton.cdiv(shared.shape[1], 512))
-    moe_combine_kernel[grid](y, weights, shared, out, shared.shape[1], K=k, BLOCK=512, num_warps=2)
+    launch(moe_combine_kernel, grid)(y, weights, shared, out, shared.shape[1], K=k, BLOCK=512, num_warps=2)
     return out
 
 
 @triton.jit
 def moe_align_count_kernel(
-    experts, starts, pairs, of_block, used, n, most, count, BLOCK: tl.constexpr, E: tl.constexpr, N: tl.constexpr
+    experts,
+    starts,
+    pairs,
+    of_block,
+    used,
+    n,
+    most,
+    count,
+    BLOCK: tl.constexpr,
+    E: tl.constexpr,
+    N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Padded first row of every expert, the expert of every block, and padding everywhere."""
+    chain(PDL)
     e, i = tl.arange(0, E), tl.arange(0, N)
     sizes = tl.zeros((E,), tl.int32)
     for first in range(0, n, N):
@@ -96,8 +109,9 @@ def moe_align_count_kernel(
 
 
 @triton.jit
-def moe_align_scatter_kernel(experts, starts, pairs, n, N: tl.constexpr):
+def moe_align_scatter_kernel(experts, starts, pairs, n, N: tl.constexpr, PDL: tl.constexpr):
     """The pairs of one expert, in order, to their rows."""
+    chain(PDL)
     expert = tl.program_id(0)
     row = tl.load(starts + expert)
     for first in range(0, n, N):
@@ -111,7 +125,9 @@ def moe_align_scatter_kernel(experts, starts, pairs, n, N: tl.constexpr):
 def fused_moe_gemm_kernel(
     x, weight, pairs, of_block, used, out, rows, n, depth,
     SHARE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    chain(PDL)
     columns = tl.cdiv(n, BN)
     block, column = tl.program_id(0) // columns, tl.program_id(0) % columns
     if block * BM >= tl.load(used):
@@ -132,7 +148,8 @@ def fused_moe_gemm_kernel(
 
 
 @triton.jit
-def swiglu_kernel(x, out, half, limit, LIMITED: tl.constexpr, BLOCK: tl.constexpr):
+def swiglu_kernel(x, out, half, limit, LIMITED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    chain(PDL)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = col < half
@@ -146,7 +163,8 @@ def swiglu_kernel(x, out, half, limit, LIMITED: tl.constexpr, BLOCK: tl.constexp
 
 
 @triton.jit
-def moe_combine_kernel(y, weights, shared, out, width, K: tl.constexpr, BLOCK: tl.constexpr):
+def moe_combine_kernel(y, weights, shared, out, width, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    chain(PDL)
     token = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = col < width

@@ -4,12 +4,16 @@ import torch
 import triton
 import triton.language as tl
 
+from optim.kernels.launch import chain, launch
+
 __all__ = ["add_rms_norm", "gated_rms_norm", "rms_norm"]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     out = torch.empty_like(x)
-    rms_norm_kernel[(len(x),)](x, x, weight, out, out, x.stride(0), x.shape[1], eps, ADD=False, **_shape(x.shape[1]))
+    launch(rms_norm_kernel, (len(x),))(
+        x, x, weight, out, out, x.stride(0), x.shape[1], eps, ADD=False, **_shape(x.shape[1])
+    )
     return out
 
 
@@ -17,7 +21,7 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, total = torch.empty_like(residual), torch.empty_like(residual)
-    rms_norm_kernel[(len(x),)](
+    launch(rms_norm_kernel, (len(x),))(
         x, residual, weight, out, total, x.stride(0), x.shape[1], eps, ADD=True, **_shape(x.shape[1])
     )
     return out, total
@@ -26,7 +30,7 @@ def add_rms_norm(
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     tokens, heads, d = x.shape
     out = torch.empty_like(x)
-    kda_gated_norm_kernel[(tokens * heads,)](x, gate, weight, out, d, eps, **_shape(d))
+    launch(kda_gated_norm_kernel, (tokens * heads,))(x, gate, weight, out, d, eps, **_shape(d))
     return out
 
 
@@ -36,7 +40,10 @@ def _shape(width: int) -> dict[str, int]:
 
 
 @triton.jit
-def rms_norm_kernel(x, residual, weight, out, total, stride, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def rms_norm_kernel(
+    x, residual, weight, out, total, stride, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    chain(PDL)
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     inside = col < width
@@ -51,7 +58,8 @@ def rms_norm_kernel(x, residual, weight, out, total, stride, width, eps, ADD: tl
 
 
 @triton.jit
-def kda_gated_norm_kernel(x, gate, weight, out, width, eps, BLOCK: tl.constexpr):
+def kda_gated_norm_kernel(x, gate, weight, out, width, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    chain(PDL)
     row = tl.program_id(0).to(tl.int64) * width
     col = tl.arange(0, BLOCK)
     inside = col < width

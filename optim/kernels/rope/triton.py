@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from optim.kernels.launch import chain, launch
+
 __all__ = ["rope"]
 
 
@@ -11,12 +13,24 @@ def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch
     tokens, heads, r = x.shape
     out = torch.empty(tokens, heads, r, dtype=x.dtype, device=x.device)
     sizes = {"HEADS": triton.next_power_of_2(heads), "HALF": r // 2, "num_warps": 1}
-    rope_kernel[(tokens,)](x, positions, table, out, x.stride(0), x.stride(1), heads, **sizes)
+    launch(rope_kernel, (tokens,))(x, positions, table, out, x.stride(0), x.stride(1), heads, **sizes)
     return out
 
 
 @triton.jit
-def rope_kernel(x, positions, table, out, token_stride, head_stride, heads, HEADS: tl.constexpr, HALF: tl.constexpr):
+def rope_kernel(
+    x,
+    positions,
+    table,
+    out,
+    token_stride,
+    head_stride,
+    heads,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    chain(PDL)
     token = tl.program_id(0).to(tl.int64)
     head, plane = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None, :]
     inside = (head < heads) & (plane < HALF)

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from optim.kernels.launch import chain, launch
 from optim.kernels.router.naive import TINY
 
 __all__ = ["route"]
@@ -17,7 +18,7 @@ def route(
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
     experts = torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device)
     sizes = {"E": count, "G": groups, "KEPT": kept, "K": top_k, "BK": triton.next_power_of_2(top_k), "TINY": TINY}
-    router_topk_kernel[(tokens,)](logits, bias, weights, experts, scaling, **sizes, num_warps=1)
+    launch(router_topk_kernel, (tokens,))(logits, bias, weights, experts, scaling, **sizes, num_warps=1)
     return weights, experts
 
 
@@ -25,7 +26,9 @@ def route(
 def router_topk_kernel(
     logits, bias, weights, experts, scaling,
     E: tl.constexpr, G: tl.constexpr, KEPT: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, TINY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    chain(PDL)
     token = tl.program_id(0).to(tl.int64)
     e, group, slot = tl.arange(0, E), tl.arange(0, G), tl.arange(0, BK)
     score = tl.sigmoid(tl.load(logits + token * E + e))

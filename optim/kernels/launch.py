@@ -1,0 +1,27 @@
+"""How the Triton kernels are launched: one after the other, or chained by programmatic dependent launch (PDL).
+
+With PDL a kernel may begin while the one before still runs. Every kernel so launched first does what depends on nothing
+(loads of weights), then calls `chain`: it waits until the one before has finished and flushed, and only then lets the
+next one begin. So nothing is read or written too early, whatever lies between.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import triton
+import triton.language as tl
+
+chained = False  # the pass `pdl` sets it
+
+
+def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
+    """`launch(kernel, grid)(...)` is `kernel[grid](...)`, chained or not. The kernel calls chain(PDL) on every path."""
+    return partial(kernel[grid], PDL=chained, **({"launch_pdl": True} if chained else {}))
+
+
+@triton.jit
+def chain(PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()

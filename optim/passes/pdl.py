@@ -1,0 +1,41 @@
+"""Chains the Triton kernels by programmatic dependent launch: each begins while the one before it ends."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pandas as pd
+
+from optim.base import NotOn, exchanged
+from optim.sites import idle
+
+removes = "launch gaps between the kernels of a graph"
+exact = True
+
+
+def find(trace) -> pd.DataFrame:
+    return idle(trace, "chain", "graph_dependency", "dependency")
+
+
+def blocked(engine) -> str:
+    import torch
+
+    if not engine.can_graph:
+        return "programmatic dependent launch needs a GPU and the Triton kernels"
+    return "" if torch.cuda.get_device_capability()[0] >= 9 else "the GPU is older than Hopper"
+
+
+@contextmanager
+def apply(engine) -> Iterator[None]:
+    from optim.kernels import launch
+
+    with exchanged(launch, chained=True):
+        yield
+
+
+def took_effect(engine) -> str:
+    if not engine.captured:
+        raise NotOn("the forward pass is not captured, so its edges cannot be counted")
+    edges, programmatic = engine.graph_edges()
+    if not programmatic:
+        raise NotOn(f"none of {edges} edges of the captured graph is programmatic")
+    return f"{programmatic} of {edges} edges of the captured graph are programmatic"
