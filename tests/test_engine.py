@@ -17,7 +17,7 @@ from optim.engine import generate, kda, mla, weights  # noqa: E402
 from optim.engine.cache import REQUEST, Cache, Metadata  # noqa: E402
 from optim.engine.config import FLASH, MODELS, NANO, TINY, named  # noqa: E402
 from optim.engine.generate import Engine  # noqa: E402
-from optim.engine.moe import moe  # noqa: E402
+from optim.engine.moe import moe, routed  # noqa: E402
 from optim.engine.sample import Sampling, sample  # noqa: E402
 
 ROUNDING = 1e-5  # relative, fp32 against fp32 or fp64
@@ -56,6 +56,7 @@ KIMI = replace(NANO, gate_bound=None, rope_theta=None, head_gate=False, expert_l
 SAMPLED = Sampling(temperature=0.8, seed=3)
 ROW = torch.tensor([REQUEST], dtype=torch.int32)
 NAIVE = kernels.load("naive")
+NAIVE.routed = routed
 
 
 @pytest.fixture(autouse=True, scope="module")

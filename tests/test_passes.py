@@ -19,7 +19,7 @@ from optim.engine.generate import Engine  # noqa: E402
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-KERNELS = ["moe_align_pairs", "swiglu_epilogue", "kda_fused", "gemv"]
+KERNELS = ["moe_align_pairs", "swiglu_epilogue", "kda_fused", "gemv", "moe_direct"]
 triton = kernels.load("triton")
 
 
@@ -171,6 +171,25 @@ def test_gemv(n, depth, dtype):
     found, expected = linear(x, weight).double(), x.double() @ weight.double().T
     assert (found - expected).norm() < (1e-6 if dtype == torch.float32 else 4e-3) * expected.norm()
     assert torch.equal(linear(x.expand(3, -1), weight), torch.nn.functional.linear(x.expand(3, -1), weight))
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+@pytest.mark.parametrize(("hidden", "width"), [(64, 32), (70, 33)] + [(1536, 512)] * GPU)
+def test_moe_direct(limit, hidden, width):
+    from types import SimpleNamespace
+
+    from optim.engine import moe
+    from optim.kernels.moe.direct import routed
+
+    naive, dtype = kernels.load("naive"), torch.bfloat16 if GPU else torch.float32
+    w = SimpleNamespace(w13=torch.randn(16, 2 * width, hidden) * 0.1, w2=torch.randn(16, hidden, width) * 0.1)
+    w = SimpleNamespace(**{name: tensor.to(DEVICE, dtype) for name, tensor in vars(w).items()})
+    for tokens in (1, 3):
+        x, shared = (torch.randn(tokens, hidden, device=DEVICE).to(dtype) for _ in range(2))
+        experts = torch.rand(tokens, 16, device=DEVICE).argsort(-1)[:, :4].int()
+        inputs = (x, w, torch.rand(tokens, 4, device=DEVICE), experts, shared, limit, naive)
+        found, expected = routed(*inputs).double(), moe.routed(*inputs).double()
+        assert (found - expected).norm() < (1e-2 if GPU else 1e-6) * expected.norm()
 
 
 def test_every_chained_kernel_waits():

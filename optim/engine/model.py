@@ -24,6 +24,7 @@ class Model:
 
     def __init__(self, c: Config, w: SimpleNamespace, cache: Cache, ops: SimpleNamespace):
         self.c, self.w, self.cache = c, w, cache
+        ops.routed = moe.routed
         self.decode_ops, self.prefill_ops = ops, SimpleNamespace(**vars(ops))
         self.rope_table = mla.rope_table(c, cache.capacity, str(cache.latent.device))
         kinds = [c.is_mla(i) for i in range(c.layers)]

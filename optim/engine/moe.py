@@ -14,11 +14,16 @@ def moe(x: torch.Tensor, w, layer: int, c: Config, ops) -> torch.Tensor:
     """x (T, hidden) -> (T, hidden): the router's weighted experts plus the shared one."""
     logits = ops.linear(x.to(w.router.dtype), w.router).float()
     weights, experts = ops.route(logits, w.bias, c.groups, c.kept_groups, c.top_k, c.routed_scaling)
-    order = ops.moe_align(experts, c.experts)
-    active = ops.experts_up(x, w.w13, *order, c.top_k, _limit(c.expert_limits, layer))
-    down = ops.grouped_gemm(active, w.w2, *order, 1)
     shared = ops.swiglu(ops.linear(x, w.shared_gate_up), _limit(c.shared_limits, layer))
-    return ops.combine(down, weights, ops.linear(shared, w.shared_down))
+    shared = ops.linear(shared, w.shared_down)
+    return ops.routed(x, w, weights, experts, shared, _limit(c.expert_limits, layer), ops)
+
+
+def routed(x: torch.Tensor, w, weights: torch.Tensor, experts: torch.Tensor, shared: torch.Tensor, limit, ops):
+    """x (T, hidden), weights and experts (T, k) -> their weighted sum on top of shared (T, hidden)."""
+    order = ops.moe_align(experts, len(w.w13))
+    active = ops.experts_up(x, w.w13, *order, experts.shape[1], limit)
+    return ops.combine(ops.grouped_gemm(active, w.w2, *order, 1), weights, shared)
 
 
 def _limit(limits: tuple[float | None, ...], layer: int) -> float | None:

@@ -1,4 +1,7 @@
-"""kda_decode in one launch: a program is a head, whose state passes through its registers once."""
+"""kda_decode in two launches: convolution, gate and delta rule of a head in one program, then the gated norm.
+
+The norm stays apart: summed in the order that this program's registers suggest it would round differently.
+"""
 
 from types import SimpleNamespace
 
@@ -8,6 +11,7 @@ import triton.language as tl
 
 from optim.kernels.kda.naive import L2_EPS
 from optim.kernels.launch import chain, launch
+from optim.kernels.norm.triton import gated_rms_norm
 
 __all__ = ["kda_decode"]
 
@@ -26,12 +30,13 @@ def kda_decode(
 ) -> torch.Tensor:
     heads, d = state.shape[1], state.shape[3]
     out = torch.empty_like(f)
-    parameters = (w.conv, w.a_log, w.dt_bias, w.o_norm)
     sizes = {"D": d, "WIDTH": w.conv.shape[1], "EPS": L2_EPS, "BOUNDED": bound is not None}
-    launch(kda_decode_fused_kernel, (heads,))(
-        qkv, f, b, gate, *parameters, conv, state, index, out, heads, d**-0.5, bound or 0.0, eps, **sizes, num_warps=4
+    launch(kda_step_fused_kernel, (heads,))(
+        *(qkv, f, b, w.conv, w.a_log, w.dt_bias, conv, state, index, out, heads, d**-0.5, bound or 0.0),
+        **sizes,
+        num_warps=4,
     )
-    return out
+    return gated_rms_norm(out.view(1, heads, d), gate.view(1, heads, d), w.o_norm, eps).view(1, -1)
 
 
 @triton.jit
@@ -49,8 +54,8 @@ def convolve(x, weight, row, channel, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def kda_decode_fused_kernel(
-    qkv, f, b, gate, conv_weight, a_log, dt_bias, norm, conv, state, index, out, heads, scale, bound, eps,
+def kda_step_fused_kernel(
+    qkv, f, b, conv_weight, a_log, dt_bias, conv, state, index, out, heads, scale, bound,
     D: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr, BOUNDED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -77,6 +82,4 @@ def kda_decode_fused_kernel(
     u = tl.sigmoid(tl.load(b + head).to(tl.float32)) * (v - tl.sum(s * k[None, :], 1))
     s += u[:, None] * k[None, :]
     tl.store(at, s)
-    o = tl.sum(s * q[None, :], 1).to(out.dtype.element_ty).to(tl.float32)
-    normed = o * (1.0 / tl.sqrt(tl.sum(o * o) / D + eps)) * tl.load(norm + key).to(tl.float32)
-    tl.store(out + at_head, normed * tl.sigmoid(tl.load(gate + at_head).to(tl.float32)))
+    tl.store(out + at_head, tl.sum(s * q[None, :], 1))
