@@ -95,7 +95,7 @@ def view_options(unprofiled_tpot: str | None = None, **others: Any) -> "Options"
     return Options(unprofiled_tpot=unprofiled, **others)
 
 
-def _load(path: Path, partial: bool = False) -> "Trace":
+def load_trace(path: Path, partial: bool = False) -> "Trace":
     from ling_prof.load import load
     from ling_prof.render.progress import bar
 
@@ -107,7 +107,7 @@ def report_on(path: Path, options: "Options", partial: bool = False) -> "Report"
     from ling_prof.render.progress import bar
     from ling_prof.report import report
 
-    trace = _load(path, partial)
+    trace = load_trace(path, partial)
     with bar("analysing") as progress:
         return report(trace, options, progress)
 
@@ -241,7 +241,7 @@ def doctor(trace: TracePath, partial: Partial = False, as_json: AsJson = False) 
     """What this file holds, what it lacks, and how to record what is missing."""
     from ling_prof.doctor import examine
 
-    found = examine(_load(trace, partial))
+    found = examine(load_trace(trace, partial))
     if as_json:
         print_json({"schema": "ling-prof.doctor/1", **found})
         return
@@ -269,7 +269,7 @@ def export(
     from ling_prof.export import export as write
 
     assert folder is not None
-    files = write(_load(trace, partial), folder, kind, view_options(steps=steps, device=device))
+    files = write(load_trace(trace, partial), folder, kind, view_options(steps=steps, device=device))
     if as_json:
         print_json({"schema": "ling-prof.export/1", "folder": str(folder), "files": files})
     else:

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
-from ling_prof.errors import UserError
+from ling_prof.errors import Missing, UserError
 
 COLUMNS = {
     "site": "kernel, range or call",
@@ -56,6 +56,20 @@ def named(names: list[str]) -> dict[str, ModuleType]:
     if unknown := [name for name in names if name not in there]:
         raise UserError(f"no pass {', '.join(unknown)}; there are {', '.join(there)}.")
     return {name: there[name] for name in names}
+
+
+def found(trace: Any | None) -> list[dict[str, Any]]:
+    """Every pass as plain data; with a trace the sites it would change, or why that cannot be said."""
+    rows = []
+    for name, module in passes().items():
+        row = {"pass": name, "exact": module.exact, "removes": module.removes, "sites": None, "cannot_say": None}
+        if trace is not None:
+            try:
+                row["sites"] = module.find(trace).to_dict("records")
+            except Missing as missing:
+                row["cannot_say"] = str(missing)
+        rows.append(row)
+    return rows
 
 
 @contextmanager

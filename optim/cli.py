@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
     group.command("compare")(compare)
     app.add_typer(group, name="bench")
     app.command("trace")(trace)
+    app.command("passes")(passes)
 
 
 def bench(
@@ -123,6 +124,29 @@ def trace(
     check_writable(options.path)
     recording, tpot = _engine("trace", device).record(options)
     answer("report", report_on(recording, view_options(tpot)), top, as_json)
+
+
+def passes(
+    trace: Annotated[
+        Path | None, typer.Argument(metavar="[TRACE]", help="A recording: shows what each would change.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The optimizations: what each removes and, given a recording, the sites it would change."""
+    from optim.base import found
+
+    if trace is None:
+        rows = found(None)
+    else:
+        from ling_prof.cli import load_trace
+
+        rows = found(load_trace(trace))
+    if as_json:
+        print_json({"schema": "ling-prof.passes/1", "trace": str(trace) if trace else None, "passes": rows})
+        return
+    from optim.show import passes as show
+
+    print_parts(*show(rows))
 
 
 def _engine(name: str, device: str | None) -> ModuleType:

@@ -1,6 +1,8 @@
 """The registry, applying and undoing, and every kernel of a pass against the operation it stands for."""
 
 import ast
+import json
+import subprocess
 import sys
 from types import ModuleType
 
@@ -12,6 +14,7 @@ pytest.importorskip("triton")
 from conftest import BUNDLED  # noqa: E402
 
 from ling_prof import UserError, load  # noqa: E402
+from ling_prof.errors import Missing  # noqa: E402
 from optim import base, kernels  # noqa: E402
 from optim.engine import weights  # noqa: E402
 from optim.engine.config import NANO  # noqa: E402
@@ -23,12 +26,13 @@ KERNELS = ["moe_align_pairs", "swiglu_epilogue", "kda_fused", "gemv", "moe_direc
 triton = kernels.load("triton")
 
 
-def same(found, expected):
+def same(found, expected, bitwise=GPU):
     """Bitwise on a GPU; the interpreter's sums depend on the shapes of its blocks."""
-    if GPU:
+    if bitwise:
         assert torch.equal(found, expected)
     else:
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        rounding = 1e-5 if found.dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(found, expected, rtol=rounding, atol=rounding)
 
 
 @pytest.fixture
@@ -47,6 +51,27 @@ def test_finds_its_sites_in_a_recording(name, trace):
     assert list(found.columns) == list(base.COLUMNS)
     assert len(found) >= (name != "cuda_graph")
     assert (found["time_ns"] > 0).all()
+
+
+def test_the_command_lists_them_without_torch(trace):
+    """On a laptop: every pass with its sites, torch and triton not even imported."""
+    code = "import sys; sys.modules.update(torch=None, triton=None); from ling_prof.cli import main; main()"
+    path = str(BUNDLED / "h200_ling_tiny_graph_stacks.pt.trace.json.gz")
+    done = subprocess.run([sys.executable, "-c", code, "passes", path, "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["schema"] == "ling-prof.passes/1"
+    assert [row["pass"] for row in found["passes"]] == list(base.passes())
+    assert all(row["sites"] or row["pass"] == "cuda_graph" for row in found["passes"])
+
+
+def test_what_a_trace_cannot_say_is_told(trace, monkeypatch):
+    def missing(_):
+        raise Missing("the layer of a kernel", "nothing names it", "record it")
+
+    monkeypatch.setattr(base.passes()["bf16_head"], "find", missing)
+    row = next(row for row in base.found(trace) if row["pass"] == "bf16_head")
+    assert (row["sites"], row["cannot_say"]) == (None, "cannot say the layer of a kernel: nothing names it; record it.")
 
 
 def test_figures_of_sites(trace):
@@ -159,7 +184,7 @@ def test_kda_fused(heads_d, bound):
         own = conv.clone(), state.clone()
         results.append((decode(*inputs, w, *own, row, bound, 1e-6), *own))
     for expected, found in zip(*results, strict=True):
-        same(found, expected)
+        same(found, expected, bitwise=GPU and d == 128)  # of narrow heads the two tiles add up in another order
 
 
 @pytest.mark.parametrize("dtype", [torch.float32] + [torch.bfloat16] * GPU, ids=str)

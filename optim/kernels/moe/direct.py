@@ -13,7 +13,7 @@ from optim.kernels.launch import chain, launch
 __all__ = ["routed"]
 
 DEPTH = 512  # columns a turn
-UP, DOWN = 8, 2  # rows a program
+UP, DOWN = 8, 4  # rows a program
 
 
 def routed(x, w, weights, experts, shared, limit, ops) -> torch.Tensor:
