@@ -14,8 +14,8 @@ Importing one imports neither torch nor triton: `find` works where only traces a
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -98,3 +98,22 @@ def exchanged(holder: Any, **values: Any) -> Iterator[None]:
         yield
     finally:
         vars(holder).update(before)
+
+
+def operation(name: str, module: str) -> tuple[Callable[..., str], Callable[..., Any], Callable[..., str]]:
+    """`blocked`, `apply` and `took_effect` of a pass that puts `module`'s kernel in place of one decode operation."""
+
+    def blocked(engine: Any) -> str:
+        return "" if engine.has_triton else "its kernel is Triton's, and the engine runs the naive ones"
+
+    def apply(engine: Any) -> AbstractContextManager:
+        kernel = getattr(importlib.import_module(module), name)
+        return exchanged(engine.model.decode_ops, **{name: kernel})
+
+    def took_effect(engine: Any) -> str:
+        used = getattr(engine.model.decode_ops, name).__module__
+        if used != module:
+            raise NotOn(f"{name} is that of {used}")
+        return f"{name} is that of {module}"
+
+    return blocked, apply, took_effect
