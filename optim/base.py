@@ -6,7 +6,7 @@ A pass module has a docstring, and
     exact                    True: outputs stay bitwise equal; False: it changes rounding
     find(trace)              DataFrame with COLUMNS: the sites of a recorded trace that it would change
     blocked(engine) -> str   why it cannot be applied here; empty when it can
-    apply(engine)            context manager: on inside, undone after, also after an error
+    apply(engine)            context manager: on inside, undone after, also after an error; `applied` captures anew
     took_effect(engine)      a sentence of proof that it is on. Raises NotOn when it is not
 
 Importing one imports neither torch nor triton: `find` works where only traces are read.
@@ -25,7 +25,7 @@ COLUMNS = {
     "site": "kernel, range or call",
     "count": "per step",
     "time_ns": "per step: what the edit is about, busy or idle",
-    "edit": "what-if transformation: remove_wait, to_graph, chain, fuse or dtype",
+    "edit": "what-if transformation: remove_wait, to_graph, chain, fuse, dtype or scale",
 }
 NEEDED = ("__doc__", "removes", "find", "blocked", "apply", "took_effect")
 
@@ -76,17 +76,28 @@ def found(trace: Any | None) -> list[dict[str, Any]]:
 def applied(engine: Any, names: list[str]) -> Iterator[dict[str, str]]:
     """Applies passes in order; undoes them in reverse, also after an error. Gives name -> proof that it is on.
 
-    Raises UserError for a pass that is blocked here.
+    Requests end at both borders. Raises UserError for a pass that is blocked here, and for two that stand for the same
+    operation.
     """
     chosen = named(names)
+    _check_shadowed(names)
     with ExitStack() as stack:
+        engine.forget()
+        stack.callback(engine.forget)
+        stack.enter_context(exchanged(engine, passes=tuple(names)))
         for name, module in chosen.items():
             if reason := module.blocked(engine):
                 raise UserError(f"{name} cannot be applied: {reason}.")
             stack.enter_context(module.apply(engine))
         engine.capture()
-        stack.callback(engine.forget)
         yield {name: module.took_effect(engine) for name, module in chosen.items()}
+
+
+def _check_shadowed(names: list[str]) -> None:
+    """moe_direct does without what two others make faster: together these would be on and change nothing."""
+    idle = {"moe_align_pairs", "swiglu_epilogue"} & set(names)
+    if "moe_direct" in names and idle:
+        raise UserError(f"moe_direct leaves {', '.join(sorted(idle))} without effect; apply one or the other.")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import ModuleType
 
 import pytest
@@ -78,6 +79,7 @@ def test_figures_of_sites(trace):
     """Two alignment launches in each of 23 layers; one head."""
     align = base.passes()["moe_align_pairs"].find(trace)
     assert align["count"].tolist() == [23, 23]
+    assert base.passes()["kda_fused"].find(trace)["count"].tolist() == [18, 18, 18]
     head = base.passes()["bf16_head"].find(trace)
     assert head["count"].sum() == 1
     assert 150_000 < head["time_ns"].sum() < 300_000
@@ -128,6 +130,59 @@ def test_undo_is_exact_also_after_an_error(engine, fails):
     assert [vars(layer) for layer in engine.w.layers] == before[1]
     assert vars(engine.model.decode_ops) == before[2]
     assert list(engine.stream([1, 2, 3], 8)) == text
+
+
+def test_a_request_ends_where_passes_begin_and_end(engine):
+    engine.prefill([1, 2, 3])
+    with base.applied(engine, ["bf16_head"]):
+        assert engine.passes == ("bf16_head",)
+        with pytest.raises(UserError, match="no request"):
+            engine.step()
+        engine.prefill([1, 2, 3])
+    assert engine.passes == ()
+    with pytest.raises(UserError, match="no request"):
+        engine.step()
+
+
+class Now:
+    """A CUDA stream or event of a device that has done everything at once."""
+
+    def __init__(self, *_):
+        pass
+
+    def record(self):
+        pass
+
+    wait = synchronize = record
+
+
+def test_run_ahead_gives_each_token_once(engine, monkeypatch):
+    """The bookkeeping, on a CPU: requests of odd and even length, one left early, one that fills the cache."""
+    from optim.engine.relay import Relay
+
+    prompts = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]]
+    plain = [list(engine.stream(prompt, most)) for prompt, most in zip(prompts, (7, 8, 64, 5), strict=True)]
+    monkeypatch.setattr(torch.cuda, "Stream", Now)
+    monkeypatch.setattr(torch.cuda, "Event", Now)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **k: zeros(*a, **k))
+    with base.exchanged(engine, advance=Relay(engine)):
+        for prompt, expected in zip(prompts, plain, strict=True):
+            assert list(engine.stream(prompt, len(expected))) == expected
+        engine.prefill(prompts[2])
+        for expected in plain[2][1:]:
+            assert engine.step() == expected
+        with pytest.raises(UserError, match="the request fills its 64 tokens"):
+            engine.step()
+
+
+def test_passes_that_would_do_nothing_together_are_refused(engine):
+    with (
+        pytest.raises(UserError, match="moe_direct leaves swiglu_epilogue without effect"),
+        base.applied(engine, ["swiglu_epilogue", "moe_direct"]),
+    ):
+        pass
 
 
 def test_a_pass_without_effect_is_told(engine):
@@ -231,6 +286,7 @@ def test_every_chained_kernel_waits():
             assert len(calls) == 1, kernel.name
             before = "\n".join(map(ast.unparse, kernel.body[: kernel.body.index(calls[0])]))
             assert "tl.store" not in before, kernel.name
+            assert before.count("tl.load(") == (kernel.name == "gemv_kernel"), kernel.name  # its weights: constants
             assert "return" not in before, kernel.name
         assert launched <= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 

@@ -54,7 +54,9 @@ class Engine:
         self.seam: Callable[[int], None] = lambda seen: self.meta.refill(self.cache, seen)
         self.advance: Callable[[], int] = self._advance
         self._run: Callable[[], None] | None = None
+        self.passes: tuple[str, ...] = ()
         self.prompt_tokens = 0
+        self.request = 0  # counts prompts
         self.steps: int | None = None  # since the prompt; None before the first
 
     @torch.inference_mode()
@@ -105,7 +107,7 @@ class Engine:
                 raise UserError(f"{self.c.name} gives no finite numbers; its weights hold NaN or infinite ones.")
             self.token.copy_(sample(logits, self.sampling, self.generator))
             self.seen.fill_(len(prompt))
-            self.prompt_tokens, self.steps = len(prompt), 0
+            self.prompt_tokens, self.steps, self.request = len(prompt), 0, self.request + 1
             return int(self.token)
 
     @torch.inference_mode()
@@ -113,9 +115,10 @@ class Engine:
         """Decodes one token -> its id. Raises UserError before the first prompt, and when the cache is full."""
         if self.steps is None:
             raise UserError("there is no request to decode; give a prompt to prefill first.")
+        with mark(f"decode_step_{self.steps + 1}"):
+            token = self.advance()
         self.steps += 1
-        with mark(f"decode_step_{self.steps}"):
-            return self.advance()
+        return token
 
     def stream(self, prompt: list[int], most: int, sampling: Sampling = GREEDY) -> Iterator[int]:
         """Up to `most` new tokens, one by one; ends after the model's end-of-text token."""

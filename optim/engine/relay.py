@@ -20,23 +20,23 @@ class Relay:
         self.pinned = torch.zeros(DEPTH, dtype=torch.int64, pin_memory=True)
         self.done = [torch.cuda.Event() for _ in range(DEPTH)]
         self.arrived = [torch.cuda.Event() for _ in range(DEPTH)]
-        self.launched = 0
+        self.request, self.launched = -1, 0
 
     def __call__(self) -> int:
         engine = self.engine
-        if engine.steps == 1:
-            self.launched, self.prompt = 0, engine.prompt_tokens
-        while self.launched <= engine.steps and self.prompt + self.launched < engine.cache.capacity:
+        if self.request != engine.request:
+            self.request, self.launched = engine.request, engine.steps
+        while self.launched <= engine.steps + 1 and engine.prompt_tokens + self.launched < engine.cache.capacity:
             self._launch()
-        if self.launched < engine.steps:
-            engine.launch(self.prompt + self.launched)  # says that the cache is full
-        slot = (engine.steps - 1) % DEPTH
+        if self.launched <= engine.steps:
+            engine.launch(engine.prompt_tokens + self.launched)  # says that the cache is full
+        slot = engine.steps % DEPTH
         self.arrived[slot].synchronize()
         return int(self.pinned[slot])
 
     def _launch(self) -> None:
         slot = self.launched % DEPTH
-        self.engine.launch(self.prompt + self.launched)
+        self.engine.launch(self.engine.prompt_tokens + self.launched)
         self.kept[slot].copy_(self.engine.token[0])
         self.done[slot].record()
         with torch.cuda.stream(self.side):

@@ -13,7 +13,7 @@ exact = False
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "dtype", name="cublasDot|cublasGemv|gemv", layer="layer N moe")
+    return kernels(trace, "dtype", name="cublasDot|cublasGemv|gemv|direct_copy", layer="layer N moe")
 
 
 def blocked(engine) -> str:

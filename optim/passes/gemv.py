@@ -11,4 +11,4 @@ blocked, apply, took_effect = operation("linear", "optim.kernels.linear.gemv")
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "dtype", role="dense_gemm")
+    return kernels(trace, "scale", role="dense_gemm")

@@ -11,4 +11,4 @@ blocked, apply, took_effect = operation("kda_decode", "optim.kernels.kda.fused")
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", name="^kda_")
+    return kernels(trace, "fuse", name="^kda_(conv_update|gate|step)_")

@@ -21,7 +21,9 @@ def blocked(engine) -> str:
 
     if not engine.can_graph:
         return "programmatic dependent launch needs a GPU and the Triton kernels"
-    return "" if torch.cuda.get_device_capability()[0] >= 9 else "the GPU is older than Hopper"
+    if not engine.use_graph:
+        return "its edges can be counted only in a graph; apply cuda_graph first"
+    return "" if torch.cuda.get_device_capability(engine.token.device)[0] >= 9 else "the GPU is older than Hopper"
 
 
 @contextmanager

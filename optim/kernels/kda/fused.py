@@ -34,7 +34,7 @@ def kda_decode(
     launch(kda_step_fused_kernel, (heads,))(
         *(qkv, f, b, w.conv, w.a_log, w.dt_bias, conv, state, index, out, heads, d**-0.5, bound or 0.0),
         **sizes,
-        num_warps=4,
+        num_warps=max(1, min(4, d // 32)),  # a channel a thread: else two would share one, and race for its window
     )
     return gated_rms_norm(out.view(1, heads, d), gate.view(1, heads, d), w.o_norm, eps).view(1, -1)
 
