@@ -52,14 +52,15 @@ def _originals(cloned_from: dict[int, int], nodes: np.ndarray) -> dict[int, int]
 def _by_order(view: View) -> np.ndarray:
     out = np.full(len(view.ops), -1)
     captures = _captured_calls(view.trace.api)
+    made = [(calls, view.host.at(thread_keys(calls), calls["start"].to_numpy())) for calls in captures]
     by_launch = pd.Series(np.arange(len(view.ops))).groupby(view.ops.graph_launch)
     for launch, group in by_launch:
         ops = group.to_numpy()
         if launch < 0 or len(np.unique(view.ops.stream[ops])) > 1:
             continue
         before = int(view.trace.api["start"].iat[launch])
-        fits = [view.host.at(thread_keys(c), c["start"].to_numpy()) for c in _fitting(captures, view, ops, before)]
-        if fits and all(_same_ranges(view, fits[-1], other) for other in fits):
+        fits = [rows for calls, rows in made if _fits(calls, view, ops, before)]
+        if fits and all(_same_ranges(view, fits[-1], other) for other in fits[:-1]):
             out[ops] = fits[-1]
     return out
 
@@ -82,11 +83,8 @@ def _captured_calls(api: pd.DataFrame) -> list[pd.DataFrame]:
     return out
 
 
-def _fitting(captures: list[pd.DataFrame], view: View, ops: np.ndarray, before: int) -> list[pd.DataFrame]:
-    """The captures before a launch that could have made its ops, oldest first."""
-    kinds = view.ops.resource[ops] == COPY
-    return [
-        calls
-        for calls in captures
-        if len(calls) == len(ops) and calls["start"].iat[-1] < before and (calls["is_copy"].to_numpy() == kinds).all()
-    ]
+def _fits(calls: pd.DataFrame, view: View, ops: np.ndarray, before: int) -> bool:
+    """Whether a capture ended before a launch and could have made its ops."""
+    if len(calls) != len(ops) or calls["start"].iat[-1] >= before:
+        return False
+    return bool((calls["is_copy"].to_numpy() == (view.ops.resource[ops] == COPY)).all())

@@ -30,7 +30,7 @@ COLUMNS = {
 NEEDED = ("__doc__", "removes", "find", "blocked", "apply", "took_effect")
 
 
-class NotOn(Exception):
+class NotOn(UserError):
     """A pass that was applied shows no effect."""
 
 
@@ -76,28 +76,22 @@ def found(trace: Any | None) -> list[dict[str, Any]]:
 def applied(engine: Any, names: list[str]) -> Iterator[dict[str, str]]:
     """Applies passes in order; undoes them in reverse, also after an error. Gives name -> proof that it is on.
 
-    Requests end at both borders. Raises UserError for a pass that is blocked here, and for two that stand for the same
-    operation.
+    Requests end at both borders. Raises UserError for a pass that is blocked here, and NotOn for one without effect.
     """
     chosen = named(names)
-    _check_shadowed(names)
     with ExitStack() as stack:
         engine.forget()
         stack.callback(engine.forget)
-        stack.enter_context(exchanged(engine, passes=tuple(names)))
+        stack.enter_context(
+            exchanged(engine, passes=(*engine.passes, *(name for name in names if name not in engine.passes)))
+        )
         for name, module in chosen.items():
             if reason := module.blocked(engine):
                 raise UserError(f"{name} cannot be applied: {reason}.")
             stack.enter_context(module.apply(engine))
+        engine.rehearse()
         engine.capture()
         yield {name: module.took_effect(engine) for name, module in chosen.items()}
-
-
-def _check_shadowed(names: list[str]) -> None:
-    """moe_direct does without what two others make faster: together these would be on and change nothing."""
-    idle = {"moe_align_pairs", "swiglu_epilogue"} & set(names)
-    if "moe_direct" in names and idle:
-        raise UserError(f"moe_direct leaves {', '.join(sorted(idle))} without effect; apply one or the other.")
 
 
 @contextmanager
@@ -111,6 +105,17 @@ def exchanged(holder: Any, **values: Any) -> Iterator[None]:
         vars(holder).update(before)
 
 
+class Counted:
+    """A function that counts its calls: the proof that a decode step comes by."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        return self.function(*arguments)
+
+
 def operation(name: str, module: str) -> tuple[Callable[..., str], Callable[..., Any], Callable[..., str]]:
     """`blocked`, `apply` and `took_effect` of a pass that puts `module`'s kernel in place of one decode operation."""
 
@@ -119,12 +124,14 @@ def operation(name: str, module: str) -> tuple[Callable[..., str], Callable[...,
 
     def apply(engine: Any) -> AbstractContextManager:
         kernel = getattr(importlib.import_module(module), name)
-        return exchanged(engine.model.decode_ops, **{name: kernel})
+        return exchanged(engine.model.decode_ops, **{name: Counted(kernel)})
 
     def took_effect(engine: Any) -> str:
-        used = getattr(engine.model.decode_ops, name).__module__
-        if used != module:
-            raise NotOn(f"{name} is that of {used}")
-        return f"{name} is that of {module}"
+        used = getattr(engine.model.decode_ops, name)
+        if not isinstance(used, Counted) or used.function.__module__ != module:
+            raise NotOn(f"{name} is not that of {module}.")
+        if not used.calls:
+            raise NotOn(f"{name} of {module} has no effect: no decode step calls it beside the other passes.")
+        return f"{name} is that of {module}, called {used.calls} times while the step was prepared"
 
     return blocked, apply, took_effect

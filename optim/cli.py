@@ -1,4 +1,4 @@
-"""The commands `bench`, `bench compare` and `trace`. torch is imported only when one of them runs."""
+"""The commands `bench`, `bench compare`, `trace` and `passes`. torch is imported only when the engine runs."""
 
 from importlib import import_module
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ling_prof.cli import AsJson, Top, answer, print_json, print_parts, report_on, view_options
+from ling_prof.cli import AsJson, Top, answer, load_trace, print_json, print_parts, report_on, view_options
 from ling_prof.errors import UserError
 from optim.options import DTYPES, BenchOptions, TraceOptions
 
@@ -108,7 +108,7 @@ def trace(
     isl: Isl = 8192,
     steps: Annotated[int, typer.Option(help="Decode steps to record.")] = 12,
     recorder: Annotated[str, typer.Option("--with", metavar="torch|nsys", help="The profiler.")] = "torch",
-    stacks: Annotated[bool, typer.Option(help="Record Python stacks: they name the line of every stall.")] = True,
+    stacks: Annotated[bool, typer.Option(help="Record Python stacks: they name the function of every stall.")] = True,
     dtype: Dtype = "bf16",
     device: Device = None,
     eager: Eager = False,
@@ -135,12 +135,7 @@ def passes(
     """The optimizations: what each removes and, given a recording, the sites it would change."""
     from optim.base import found
 
-    if trace is None:
-        rows = found(None)
-    else:
-        from ling_prof.cli import load_trace
-
-        rows = found(load_trace(trace))
+    rows = found(None if trace is None else load_trace(trace))
     if as_json:
         print_json({"schema": "ling-prof.passes/1", "trace": str(trace) if trace else None, "passes": rows})
         return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ling_prof.errors import UserError
 from ling_prof.lock import decoding
+from optim.engine.config import LEAST_TEMPERATURE
 
 DTYPES = ("bf16", "fp32")
 RECORDERS = {"torch": (".json.gz", ".json"), "nsys": (".nsys-rep",)}  # the first is the default
@@ -48,11 +49,8 @@ class BenchOptions(RunOptions):
         _need(self.osl >= 2, "--osl", "a number of tokens, 2 or more: the first one is not decoded")
         _need(self.runs >= 1, "--runs", "a number of runs, 1 or more")
         _need(0 <= self.seed < 2**63, "--seed", "a whole number, 0 or more, below 2**63")
-        _need(
-            self.temperature == 0 or 1e-30 <= self.temperature < math.inf,
-            "--temperature",
-            "0 (greedy), or 1e-30 or more",
-        )
+        warm = LEAST_TEMPERATURE <= self.temperature < math.inf
+        _need(self.temperature == 0 or warm, "--temperature", f"0 (greedy), or {LEAST_TEMPERATURE:g} or more")
         _need(self.bandwidth is None or 1e-3 <= self.bandwidth <= 1e6, "--bandwidth", "GB/s, from 0.001 to 1000000")
 
     @property

@@ -93,7 +93,7 @@ def lock_of(engine: Engine, options: BenchOptions) -> Lock:
         osl=options.osl,
         decoding=options.decoding,
         target="engine",
-        passes=tuple(dict.fromkeys(("cuda_graph",) * engine.use_graph + engine.passes)),
+        passes=engine.passes,
         ling_prof=ling_prof.__version__,
     )
 

@@ -277,3 +277,8 @@ def test_poison_is_seen():
     """The guard of this file itself: an output that nothing wrote does not pass."""
     with pytest.raises(AssertionError):
         close(torch.empty(4, device=DEVICE), torch.ones(4, device=DEVICE), 1.0)
+
+
+@pytest.mark.skipif(not GPU, reason="no CUDA GPU: the kernels ran in the interpreter only, small and in fp32")
+def test_real_sizes_and_bf16_were_among_the_cases():
+    assert torch.bfloat16 in DTYPES

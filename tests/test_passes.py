@@ -2,9 +2,11 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -18,8 +20,9 @@ from ling_prof import UserError, load  # noqa: E402
 from ling_prof.errors import Missing  # noqa: E402
 from optim import base, kernels  # noqa: E402
 from optim.engine import weights  # noqa: E402
-from optim.engine.config import NANO  # noqa: E402
+from optim.engine.config import NANO, TINY  # noqa: E402
 from optim.engine.generate import Engine  # noqa: E402
+from optim.engine.sample import Sampling  # noqa: E402
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -177,12 +180,29 @@ def test_run_ahead_gives_each_token_once(engine, monkeypatch):
             engine.step()
 
 
-def test_passes_that_would_do_nothing_together_are_refused(engine):
+@pytest.fixture(scope="module")
+def fast_engine():
+    """Two layers on the Triton kernels, in the interpreter where there is no GPU."""
+    c = replace(NANO, layers=2, dense_layers=0)
+    return Engine(c, weights.random(c, 0, torch.bfloat16 if GPU else torch.float32, DEVICE), 32, "triton")
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_an_exchanged_kernel_is_proved_by_its_calls(fast_engine, name):
+    with base.applied(fast_engine, [name]) as proofs:
+        assert re.search(r"is that of optim\.kernels\.\w+\.\w+, called [1-9]\d* times", proofs[name])
+        assert fast_engine.passes[-1] == name
+
+
+@pytest.mark.parametrize("idle", ["moe_align_pairs", "swiglu_epilogue"])
+def test_a_pass_that_another_makes_idle_is_not_on(fast_engine, idle):
+    """moe_direct needs neither alignment nor the grouped product: beside it both are exchanged and never called."""
     with (
-        pytest.raises(UserError, match="moe_direct leaves swiglu_epilogue without effect"),
-        base.applied(engine, ["swiglu_epilogue", "moe_direct"]),
+        pytest.raises(base.NotOn, match="has no effect: no decode step calls it"),
+        base.applied(fast_engine, [idle, "moe_direct"]),
     ):
         pass
+    assert not any(isinstance(op, base.Counted) for op in vars(fast_engine.model.decode_ops).values())
 
 
 def test_a_pass_without_effect_is_told(engine):
@@ -291,19 +311,17 @@ def test_every_chained_kernel_waits():
         assert launched <= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-if GPU:
-    EXACT = [name for name, module in base.passes().items() if module.exact]
+EXACT = [name for name, module in base.passes().items() if module.exact]
 
-    @pytest.mark.parametrize("names", [*([name] for name in EXACT), EXACT], ids=str)
-    def test_exact_passes_keep_every_token(names):
-        from optim.engine.config import TINY
-        from optim.engine.sample import Sampling
 
-        engine = Engine(TINY, weights.random(TINY), 1500)
-        prompt = torch.randint(TINY.vocab, (1000,)).tolist()
-        plain = list(engine.stream(prompt, 256))
-        with base.applied(engine, names):
-            assert list(engine.stream(prompt, 256)) == plain
-            list(engine.stream(prompt, 32, Sampling(1.0, 5)))
-            assert list(engine.stream(prompt, 256)) == plain
+@pytest.mark.skipif(not GPU, reason="no CUDA GPU: that exact passes keep every token is NOT tested")
+@pytest.mark.parametrize("names", [*([name] for name in EXACT), EXACT], ids=str)
+def test_exact_passes_keep_every_token(names):
+    engine = Engine(TINY, weights.random(TINY), 1500)
+    prompt = torch.randint(TINY.vocab, (1000,)).tolist()
+    plain = list(engine.stream(prompt, 256))
+    with base.applied(engine, names):
         assert list(engine.stream(prompt, 256)) == plain
+        list(engine.stream(prompt, 32, Sampling(1.0, 5)))
+        assert list(engine.stream(prompt, 256)) == plain
+    assert list(engine.stream(prompt, 256)) == plain

@@ -6,6 +6,7 @@ from typing import Any
 from ling_prof.errors import UserError
 
 Limits = tuple[float | None, ...]
+LEAST_TEMPERATURE = 1e-30  # above 0: logits over a smaller one could overflow
 
 
 @dataclass(frozen=True)

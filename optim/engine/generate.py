@@ -6,6 +6,7 @@ to stop.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import torch
@@ -54,7 +55,7 @@ class Engine:
         self.seam: Callable[[int], None] = lambda seen: self.meta.refill(self.cache, seen)
         self.advance: Callable[[], int] = self._advance
         self._run: Callable[[], None] | None = None
-        self.passes: tuple[str, ...] = ()
+        self.passes = ("cuda_graph",) if self.use_graph else ()
         self.prompt_tokens = 0
         self.request = 0  # counts prompts
         self.steps: int | None = None  # since the prompt; None before the first
@@ -66,10 +67,22 @@ class Engine:
         if not self.use_graph:
             self._run = self._forward
             return
+        with self._on_scratch():
+            self._run = Graph(self._forward, self.generator)
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Runs the forward pass of a decode step once; a request goes on as if nothing were."""
+        with self._on_scratch():
+            self._forward()
+
+    @contextmanager
+    def _on_scratch(self) -> Iterator[None]:
+        """Steps taken inside leave the request as it is, also after an error."""
         token, seen, drawn = self.token.clone(), self.seen.clone(), self.generator.get_state()
         self.meta.park(self.cache)
         try:
-            self._run = Graph(self._forward, self.generator)
+            yield
         finally:
             self.token.copy_(token)
             self.seen.copy_(seen)
@@ -134,6 +147,7 @@ class Engine:
         return int(self.token)
 
     def _read_length(self) -> int:
+        """Apart, so that stacks in a recording tell this read-back from that of the token."""
         return int(self.seen)
 
     def launch(self, seen: int) -> None:

@@ -57,5 +57,6 @@ class Graph:
         _done(driver.cuGraphGetEdges_v2(graph, nodes[0], nodes[1], data, ctypes.byref(count)))
         return count.value, sum(edge.type == PROGRAMMATIC for edge in data)
 
-    def __call__(self) -> None:
+    def __call__(self, *_: object) -> None:
+        """Arguments change nothing: a graph reads only its tensors."""
         self.graph.replay()

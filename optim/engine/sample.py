@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ling_prof.errors import UserError
-
-LEAST = 1e-30  # logits over a smaller temperature could overflow
+from optim.engine.config import LEAST_TEMPERATURE
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature and not LEAST <= self.temperature < float("inf"):
-            raise UserError(f"temperature {self.temperature} is neither 0 nor a number from {LEAST:g} on.")
+        if self.temperature and not LEAST_TEMPERATURE <= self.temperature < float("inf"):
+            raise UserError(f"temperature {self.temperature} is neither 0 nor a number from {LEAST_TEMPERATURE:g} on.")
 
 
 GREEDY = Sampling()

@@ -31,7 +31,7 @@ def apply(engine) -> Iterator[None]:
 def took_effect(engine) -> str:
     dtypes = {layer.router.dtype for layer in _routed(engine)}
     if dtypes != {engine.w.embed.dtype}:
-        raise NotOn(f"routers are {dtypes}")
+        raise NotOn(f"routers are {dtypes}.")
     return f"{len(_routed(engine))} routers are {engine.w.embed.dtype}"
 
 

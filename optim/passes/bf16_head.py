@@ -28,5 +28,5 @@ def apply(engine) -> Iterator[None]:
 
 def took_effect(engine) -> str:
     if engine.w.head.dtype != engine.w.embed.dtype:
-        raise NotOn(f"the head is {engine.w.head.dtype}")
+        raise NotOn(f"the head is {engine.w.head.dtype}.")
     return f"the head is {engine.w.head.dtype}"

@@ -28,5 +28,5 @@ def apply(engine) -> Iterator[None]:
 
 def took_effect(engine) -> str:
     if not engine.captured:
-        raise NotOn("the forward pass is not captured")
+        raise NotOn("the forward pass is not captured.")
     return "the forward pass is a captured CUDA graph"

@@ -32,5 +32,5 @@ def took_effect(engine) -> str:
     from optim.engine.relay import Relay
 
     if not isinstance(engine.advance, Relay):
-        raise NotOn("the host reads every token back before the next launch")
+        raise NotOn("the host reads every token back before the next launch.")
     return "the host learns each token from a side stream, one launch late"

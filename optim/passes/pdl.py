@@ -36,8 +36,8 @@ def apply(engine) -> Iterator[None]:
 
 def took_effect(engine) -> str:
     if not engine.captured:
-        raise NotOn("the forward pass is not captured, so its edges cannot be counted")
+        raise NotOn("the forward pass is not captured, so its edges cannot be counted.")
     edges, programmatic = engine.graph_edges()
     if not programmatic:
-        raise NotOn(f"none of {edges} edges of the captured graph is programmatic")
+        raise NotOn(f"none of {edges} edges of the captured graph is programmatic.")
     return f"{programmatic} of {edges} edges of the captured graph are programmatic"
