@@ -4,10 +4,12 @@ A pass module has a docstring, and
 
     removes                  one phrase: the cost that disappears
     exact                    True: outputs stay bitwise equal; False: it changes rounding
+    rung                     its place in the ladder; passes of one rung are switched together
     find(trace)              DataFrame with COLUMNS: the sites of a recorded trace that it would change
     blocked(engine) -> str   why it cannot be applied here; empty when it can
     apply(engine)            context manager: on inside, undone after, also after an error; `applied` captures anew
     took_effect(engine)      a sentence of proof that it is on. Raises NotOn when it is not
+    replaces                 optional: names of passes that it leaves nothing to do
 
 Importing one imports neither torch nor triton: `find` works where only traces are read.
 """
@@ -27,7 +29,7 @@ COLUMNS = {
     "time_ns": "per step: what the edit is about, busy or idle",
     "edit": "what-if transformation: remove_wait, to_graph, chain, fuse, dtype or scale",
 }
-NEEDED = ("__doc__", "removes", "find", "blocked", "apply", "took_effect")
+NEEDED = ("__doc__", "removes", "rung", "find", "blocked", "apply", "took_effect")
 
 
 class NotOn(UserError):
@@ -35,11 +37,11 @@ class NotOn(UserError):
 
 
 def passes() -> dict[str, ModuleType]:
-    """Every pass by name. Raises TypeError for a file that does not keep to the interface."""
+    """Every pass by name, in the order of the ladder. Raises TypeError for a file that breaks the interface."""
     import optim.passes
 
-    found = [info.name for info in pkgutil.iter_modules(optim.passes.__path__)]
-    return {name: _checked(name) for name in found}
+    found = {info.name: _checked(info.name) for info in pkgutil.iter_modules(optim.passes.__path__)}
+    return dict(sorted(found.items(), key=lambda item: (item[1].rung, item[0])))
 
 
 def _checked(name: str) -> ModuleType:
@@ -72,26 +74,45 @@ def found(trace: Any | None) -> list[dict[str, Any]]:
     return rows
 
 
+def replaced(names: list[str]) -> dict[str, str]:
+    """Of these passes those that another one of them leaves nothing to do: name -> which."""
+    return {old: new for new, module in named(names).items() for old in getattr(module, "replaces", ()) if old in names}
+
+
 @contextmanager
-def applied(engine: Any, names: list[str]) -> Iterator[dict[str, str]]:
+def applied(engine: Any, names: list[str], kept: dict[tuple[str, ...], Any] | None = None) -> Iterator[dict[str, str]]:
     """Applies passes in order; undoes them in reverse, also after an error. Gives name -> proof that it is on.
 
-    Requests end at both borders. Raises UserError for a pass that is blocked here, and NotOn for one without effect.
+    Requests end at both borders; a pass that another one replaces is left out, and its proof says so. `kept` holds the
+    captured forward pass and the proofs of each set of passes, so that coming back to one costs next to nothing.
+    Raises UserError for a pass that is blocked here, and NotOn for one without effect.
     """
-    chosen = named(names)
+    idle = replaced(names)
+    chosen = {name: module for name, module in named(names).items() if name not in idle}
     with ExitStack() as stack:
         engine.forget()
         stack.callback(engine.forget)
         stack.enter_context(
-            exchanged(engine, passes=(*engine.passes, *(name for name in names if name not in engine.passes)))
+            exchanged(engine, passes=(*engine.passes, *(name for name in chosen if name not in engine.passes)))
         )
         for name, module in chosen.items():
             if reason := module.blocked(engine):
                 raise UserError(f"{name} cannot be applied: {reason}.")
             stack.enter_context(module.apply(engine))
-        engine.rehearse()
-        engine.capture()
-        yield {name: module.took_effect(engine) for name, module in chosen.items()}
+        yield {**_proofs(engine, chosen, kept), **{old: f"idle: {new} takes its place" for old, new in idle.items()}}
+
+
+def _proofs(engine: Any, chosen: dict[str, ModuleType], kept: dict[tuple[str, ...], Any] | None) -> dict[str, str]:
+    key = (str(engine.sampling.temperature), *chosen)
+    if kept is not None and key in kept:
+        engine._run, proofs = kept[key]
+        return proofs
+    engine.rehearse()
+    engine.capture()
+    proofs = {name: module.took_effect(engine) for name, module in chosen.items()}
+    if kept is not None:
+        kept[key] = engine._run, proofs
+    return proofs
 
 
 @contextmanager

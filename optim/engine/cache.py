@@ -37,6 +37,14 @@ class Cache:
         self.conv.zero_()
         self.state.zero_()
 
+    def saved(self) -> tuple[torch.Tensor, ...]:
+        """What a step overwrites of the request."""
+        return self.conv[:, REQUEST].clone(), self.state[:, REQUEST].clone()
+
+    def restore(self, saved: tuple[torch.Tensor, ...]) -> None:
+        self.conv[:, REQUEST].copy_(saved[0])
+        self.state[:, REQUEST].copy_(saved[1])
+
 
 class Metadata:
     """Where the token of a decode step stands; every tensor keeps its address.

@@ -5,8 +5,9 @@ the device, refills the metadata kernel by kernel, launches the forward pass, an
 to stop.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
@@ -23,6 +24,18 @@ from optim.kernels.kda.naive import LEAST_DECAY, kda_chunk
 
 CHUNK = 8192  # prompt tokens a forward pass
 BLOCK = 16  # the least side of a matrix product in Triton
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Where a request stood. The latents before it stay in the cache: later steps only add to them."""
+
+    token: torch.Tensor
+    seen: torch.Tensor
+    drawn: torch.Tensor
+    cache: tuple[torch.Tensor, ...]
+    steps: int
+    prompt: int
 
 
 class Engine:
@@ -47,6 +60,7 @@ class Engine:
         self.model = Model(c, self.w, self.cache, _kernels(c, kind))
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.seen = torch.zeros(1, dtype=torch.int64, device=device)  # tokens whose states the cache holds
+        self.logits = torch.zeros(0, device=device)  # (vocab) fp32 of the last step
         self.generator = torch.Generator(device)
         self.sampling = GREEDY
         self.has_triton = kind == "triton"
@@ -57,7 +71,8 @@ class Engine:
         self._run: Callable[[], None] | None = None
         self.passes = ("cuda_graph",) if self.use_graph else ()
         self.prompt_tokens = 0
-        self.request = 0  # counts prompts
+        self.prompts = 0
+        self.request = 0  # counts prompts and returns to what was saved: steps do not simply go on
         self.steps: int | None = None  # since the prompt; None before the first
 
     @torch.inference_mode()
@@ -120,17 +135,17 @@ class Engine:
                 raise UserError(f"{self.c.name} gives no finite numbers; its weights hold NaN or infinite ones.")
             self.token.copy_(sample(logits, self.sampling, self.generator))
             self.seen.fill_(len(prompt))
-            self.prompt_tokens, self.steps, self.request = len(prompt), 0, self.request + 1
+            self.prompt_tokens, self.steps = len(prompt), 0
+            self.prompts, self.request = self.prompts + 1, self.request + 1
             return int(self.token)
 
     @torch.inference_mode()
     def step(self) -> int:
         """Decodes one token -> its id. Raises UserError before the first prompt, and when the cache is full."""
-        if self.steps is None:
-            raise UserError("there is no request to decode; give a prompt to prefill first.")
-        with mark(f"decode_step_{self.steps + 1}"):
+        steps = self._steps_so_far()
+        with mark(f"decode_step_{steps + 1}"):
             token = self.advance()
-        self.steps += 1
+        self.steps = steps + 1
         return token
 
     def stream(self, prompt: list[int], most: int, sampling: Sampling = GREEDY) -> Iterator[int]:
@@ -140,6 +155,46 @@ class Engine:
             yield token
             if token == self.c.eos:
                 return
+
+    def save(self) -> Saved:
+        """The request as it stands, for `restore`. Raises UserError where there is none, or the device runs ahead."""
+        steps = self._steps_so_far()
+        if int(self.seen) != self.prompt_tokens + steps:
+            raise UserError("the device is ahead of the host; save without host_run_ahead.")
+        state = self.generator.get_state()
+        return Saved(self.token.clone(), self.seen.clone(), state, self.cache.saved(), steps, self.prompts)
+
+    @torch.inference_mode()
+    def restore(self, saved: Saved) -> None:
+        """Goes on from there. Only while the prompt is the same: what it left of latents is not in `saved`.
+
+        Raises UserError for another request's.
+        """
+        if saved.prompt != self.prompts:
+            raise UserError("what was saved belongs to an earlier prompt; save again after this one.")
+        self.token.copy_(saved.token)
+        self.seen.copy_(saved.seen)
+        self.generator.set_state(saved.drawn)
+        self.cache.restore(saved.cache)
+        self.steps, self.request = saved.steps, self.request + 1
+
+    @torch.inference_mode()
+    def score(self, tokens: Iterable[int]) -> Iterator[torch.Tensor]:
+        """Decodes these tokens whatever the model would say -> after each the logits (vocab) fp32, valid until the next.
+
+        Raises UserError as `step` does.
+        """
+        for token in tokens:
+            steps = self._steps_so_far()
+            self.token.fill_(token)
+            self.launch(self.prompt_tokens + steps)
+            self.steps = steps + 1
+            yield self.logits
+
+    def _steps_so_far(self) -> int:
+        if self.steps is None:
+            raise UserError("there is no request to decode; give a prompt to prefill first.")
+        return self.steps
 
     def _advance(self) -> int:
         """The host in the loop: it reads the length before the launch and the token after it."""
@@ -162,9 +217,9 @@ class Engine:
         self._run()
 
     def _forward(self) -> None:
-        logits = self.model.decode(self.token, self.meta)
+        self.logits = self.model.decode(self.token, self.meta)
         with mark("sample"):
-            self.token.copy_(sample(logits, self.sampling, self.generator))
+            self.token.copy_(sample(self.logits, self.sampling, self.generator))
             self.seen += 1
 
     def _take(self, sampling: Sampling) -> None:

@@ -9,6 +9,7 @@ from optim.base import NotOn, exchanged
 from optim.sites import kernels
 
 removes = "half the bytes of the output head"
+rung = 8
 exact = False
 
 

@@ -6,6 +6,7 @@ from optim.base import operation
 from optim.sites import kernels
 
 removes = "the bandwidth that tiles for many tokens waste on one"
+rung = 9
 exact = False
 blocked, apply, took_effect = operation("linear", "optim.kernels.linear.gemv")
 

@@ -6,6 +6,7 @@ from optim.base import operation
 from optim.sites import kernels
 
 removes = "two of KDA's launches between its projections, and their round trips"
+rung = 7
 exact = True
 blocked, apply, took_effect = operation("kda_decode", "optim.kernels.kda.fused")
 

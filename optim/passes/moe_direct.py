@@ -6,6 +6,8 @@ from optim.base import operation
 from optim.sites import kernels
 
 removes = "alignment, padding and the separate sum of the routed experts"
+rung = 10
+replaces = ("moe_align_pairs", "swiglu_epilogue")
 exact = False
 blocked, apply, took_effect = operation("routed", "optim.kernels.moe.direct")
 

@@ -9,6 +9,7 @@ from optim.base import NotOn, exchanged
 from optim.sites import idle
 
 removes = "the launches of the metadata seam, and the host's part in it"
+rung = 3
 exact = True
 
 
