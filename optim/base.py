@@ -126,6 +126,13 @@ def exchanged(holder: Any, **values: Any) -> Iterator[None]:
         vars(holder).update(before)
 
 
+def once(engine: Any, name: str, make: Callable[[], Any]) -> Any:
+    """What a pass derives from the weights: made the first time, kept with the engine, so that switching is cheap."""
+    if name not in engine.made:
+        engine.made[name] = make()
+    return engine.made[name]
+
+
 class Counted:
     """A function that counts its calls: the proof that a decode step comes by."""
 

@@ -13,11 +13,11 @@ import reference  # noqa: E402
 
 from ling_prof.errors import UserError  # noqa: E402
 from optim import kernels  # noqa: E402
-from optim.engine import generate, kda, mla, weights  # noqa: E402
+from optim.engine import compose, generate, kda, mla, weights  # noqa: E402
 from optim.engine.cache import REQUEST, Cache, Metadata  # noqa: E402
 from optim.engine.config import FLASH, MODELS, NANO, TINY, named  # noqa: E402
 from optim.engine.generate import Engine  # noqa: E402
-from optim.engine.moe import moe, routed  # noqa: E402
+from optim.engine.moe import moe  # noqa: E402
 from optim.engine.sample import Sampling, sample  # noqa: E402
 
 ROUNDING = 1e-5  # relative, fp32 against fp32 or fp64
@@ -56,7 +56,9 @@ KIMI = replace(NANO, gate_bound=None, rope_theta=None, head_gate=False, expert_l
 SAMPLED = Sampling(temperature=0.8, seed=3)
 ROW = torch.tensor([REQUEST], dtype=torch.int32)
 NAIVE = kernels.load("naive")
-NAIVE.routed = routed
+compose.complete(NAIVE)
+BARE = SimpleNamespace(**vars(NAIVE))  # layers without the norm before them, as other implementations have them
+BARE.norm_linears = lambda x, residual, weight, matrices, eps, ops: (ops.linears(x, matrices, ops), residual)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -230,10 +232,17 @@ def from_layer(layer, c, i):
 
 def our_kda(w, x, sizes, c):
     """x (T, hidden) in parts of the given sizes: those of 1 by decode, the others by prefill."""
-    memory = Cache(c, 1, torch.float32, "cpu")
-    run = [kda.decode if size == 1 else kda.prefill for size in sizes]
-    parts = zip(run, x.split(sizes), strict=True)
-    return torch.cat([step(part, w, memory.conv[0], memory.state[0], ROW, c, NAIVE) for step, part in parts])
+    memory = Cache(c, len(x), torch.float32, "cpu")
+    meta, ring, state = Metadata(memory), memory.conv[0], memory.state[0]
+    out, seen, w.attn_norm = [], 0, None
+    for part in x.split(sizes):
+        meta.refill(memory, seen)
+        if len(part) > 1:
+            out.append(kda.prefill(part, None, w, ring, state, ROW, seen, c, BARE)[0])
+        else:
+            out.append(kda.decode(part, None, w, ring, state, meta, c, BARE)[0])
+        seen += len(part)
+    return torch.cat(out)
 
 
 @pytest.mark.parametrize("length", [2, 5, 16, 17, 63, 64, 65, 130])
@@ -258,13 +267,13 @@ def test_kda_picked_up_is_kimis(sizes):
 def our_mla(w, x, sizes, c):
     memory = Cache(c, len(x), torch.float32, "cpu")
     meta, table = Metadata(memory), mla.rope_table(c, len(x), "cpu")
-    out, seen = [], 0
+    out, seen, w.attn_norm = [], 0, None
     for part in x.split(sizes):
         if len(part) > 1:
-            out.append(mla.prefill(part, w, memory.latent[0], table, memory, seen, c, NAIVE))
+            out.append(mla.prefill(part, None, w, memory.latent[0], table, memory, seen, c, BARE)[0])
         else:
             meta.refill(memory, seen)
-            out.append(mla.decode(part, w, memory.latent[0], table, meta, c, NAIVE))
+            out.append(mla.decode(part, None, w, memory.latent[0], table, meta, c, BARE)[0])
         seen += len(part)
     return torch.cat(out)
 
@@ -287,7 +296,8 @@ def test_moe_is_kimis(length, groups):
     modeling, config = kimi(c)
     theirs = drawn(modeling.KimiLinearMoE(config))
     x = normal(length, c.hidden)
-    close(moe(x, SimpleNamespace(**from_moe(theirs)), 2, c, NAIVE), theirs(x[None])[0])
+    bare = SimpleNamespace(**vars(NAIVE) | {"rms_norm": lambda x, weight, eps: x})
+    close(moe(x, None, SimpleNamespace(mlp_norm=None, **from_moe(theirs)), 2, c, bare)[0], theirs(x[None])[0])
 
 
 def test_model_is_kimis():

@@ -86,11 +86,11 @@ def test_gated_rms_norm(dtype, shape):
 def test_conv(dtype, channels):
     """Three prefills and two updates in a row agree with one long prefill; the row of another request stays."""
     x, weight = normal(150, channels, dtype=dtype), normal(channels, 4)
-    state = normal(3, channels, 3, dtype=dtype)
+    state = normal(3, channels, 4, dtype=dtype)
     expected_state, before = state.clone(), state.clone()
-    expected = naive.conv_prefill(x, weight, expected_state, row(1))
-    parts = [fast.conv_prefill(x[a:b], weight, state, row(1)) for a, b in ((0, 1), (1, 83), (83, 148))]
-    parts += [fast.conv_update(x[t : t + 1], weight, state, row(1)) for t in (148, 149)]
+    expected = naive.conv_prefill(x, weight, expected_state, row(1), 7)
+    parts = [fast.conv_prefill(x[a:b], weight, state, row(1), 7 + a) for a, b in ((0, 1), (1, 83), (83, 148))]
+    parts += [fast.conv_update(x[t : t + 1], weight, state, row(1), row(7 + t)) for t in (148, 149)]
     close(torch.cat(parts), expected, EXACT[dtype])
     assert torch.equal(state, expected_state)
     assert torch.equal(state[[0, 2]], before[[0, 2]])

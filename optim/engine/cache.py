@@ -18,8 +18,8 @@ class Cache:
     """Memory for one request of up to `capacity` tokens. Raises UserError where the model has fewer positions.
 
     latent (MLA layers, capacity + 1, kv_lora + rope), its last slot scratch; conv (KDA layers, rows, 3 * heads * d for
-    q k v, conv - 1); both in the model dtype. state (KDA layers, rows, heads, d_v, d_k) fp32. slots (capacity) int32:
-    where the latent of each token of the request lies.
+    q k v, conv), rings of the last inputs; both in the model dtype. state (KDA layers, rows, heads, d_v, d_k) fp32.
+    slots (capacity) int32: where the latent of each token of the request lies.
     """
 
     def __init__(self, c: Config, capacity: int, dtype: torch.dtype, device: str):
@@ -28,7 +28,7 @@ class Cache:
         d, rows = c.kda_width, 2
         self.capacity = capacity
         self.latent = torch.zeros(c.mla_layers, capacity + 1, c.kv_lora + c.rope, dtype=dtype, device=device)
-        self.conv = torch.zeros(c.kda_layers, rows, 3 * d, c.conv - 1, dtype=dtype, device=device)
+        self.conv = torch.zeros(c.kda_layers, rows, 3 * d, c.conv, dtype=dtype, device=device)
         self.state = torch.zeros(c.kda_layers, rows, c.heads, c.kda_dim, c.kda_dim, device=device)
         self.slots = torch.arange(capacity, dtype=torch.int32, device=device)
 
@@ -50,13 +50,14 @@ class Metadata:
     """Where the token of a decode step stands; every tensor keeps its address.
 
     position (1) int64, slot (1) int32: where its latent goes; length (1) int32: tokens to attend to, itself included;
-    slots (capacity) int32: where those lie; splits (1) int32: parts the context is cut into; row (1) int32: KDA state.
+    slots (capacity) int32: where those lie; splits (1) int32: parts the context is cut into; row (1) int32: KDA state;
+    parked (1) int32: 1 while it points at scratch memory and is to stay so.
     """
 
     def __init__(self, cache: Cache):
         device = cache.latent.device
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
-        self.slot, self.length, self.splits, self.row = torch.zeros(4, 1, dtype=torch.int32, device=device)
+        self.slot, self.length, self.splits, self.row, self.parked = torch.zeros(5, 1, dtype=torch.int32, device=device)
         self.slots = torch.zeros(cache.capacity, dtype=torch.int32, device=device)
 
     def refill(self, cache: Cache, seen: int) -> None:
@@ -84,3 +85,8 @@ class Metadata:
         self.splits.fill_(1)
         self.row.fill_(SCRATCH)
         self.slot.fill_(cache.capacity)
+        self.parked.fill_(1)
+
+    def leave(self) -> None:
+        """Ends `park`."""
+        self.parked.zero_()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -44,8 +45,9 @@ class Engine:
     `kind`: the kernels, "naive" or "triton"; default triton on a GPU. `graph`: replay the forward pass as a CUDA graph,
     where there is a GPU and the kernels are Triton's. The head, like the routers, is kept in fp32.
 
-    What may be exchanged from outside: `w`, `model.decode_ops`, `use_graph`, `seam` (how the metadata is refilled) and
-    `advance` (how a step is launched and its token learnt); call `capture` after a change of what a graph holds.
+    What may be exchanged from outside: `w`, `model.decode_ops`, `use_graph`, `seam` (how the metadata is refilled),
+    `count` (how a step is added to `seen`) and `advance` (how a step is launched and its token learnt); call `capture`
+    after a change of what a graph holds.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class Engine:
         self.use_graph = graph and self.can_graph
         self.seam: Callable[[int], None] = lambda seen: self.meta.refill(self.cache, seen)
         self.advance: Callable[[], int] = self._advance
+        self.count: Callable[[], object] = lambda: self.seen.add_(1)
         self._run: Callable[[], None] | None = None
+        self.made: dict[str, Any] = {}  # what passes derive from the weights, once
         self.passes = ("cuda_graph",) if self.use_graph else ()
         self.prompt_tokens = 0
         self.prompts = 0
@@ -99,9 +103,17 @@ class Engine:
         try:
             yield
         finally:
+            self.meta.leave()
             self.token.copy_(token)
             self.seen.copy_(seen)
             self.generator.set_state(drawn)
+
+    def replay(self) -> None:
+        """Runs the forward pass again as it was prepared, whatever the request: for timing it alone."""
+        if self._run is None:
+            self.capture()
+        assert self._run is not None
+        self._run()
 
     @property
     def captured(self) -> bool:
@@ -213,14 +225,14 @@ class Engine:
             self.capture()
         with mark("seam"):
             self.seam(seen)
-        assert self._run is not None
-        self._run()
+        self.replay()
 
     def _forward(self) -> None:
-        self.logits = self.model.decode(self.token, self.meta)
+        self.logits, best = self.model.decode(self.token, self.meta)
         with mark("sample"):
-            self.token.copy_(sample(self.logits, self.sampling, self.generator))
-            self.seen += 1
+            if best is not self.token or self.sampling.temperature:
+                self.token.copy_(sample(self.logits, self.sampling, self.generator))
+            self.count()
 
     def _take(self, sampling: Sampling) -> None:
         """What is captured depends on the temperature; the seed lives in the generator."""

@@ -1,8 +1,10 @@
 """How the Triton kernels are launched: one after the other, or chained by programmatic dependent launch (PDL).
 
 With PDL a kernel may begin while the one before still runs. Every kernel so launched first does what depends on nothing
-(loads of weights), then calls `chain`: it waits until the one before has finished and flushed, and only then lets the
-next one begin. So nothing is read or written too early, whatever lies between.
+young, then calls `chain`: it waits until the one before has finished and flushed, and only then lets the next begin.
+So when a kernel begins, all but the one just before it has finished: weights may be read before the wait, and what was
+written two launches ago or earlier (a state, metadata, the router's choice) past the processor's own cache (".cg").
+Nothing may be written, and nothing of the kernel just before be read.
 """
 
 from collections.abc import Callable

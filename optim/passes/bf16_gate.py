@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import pandas as pd
 
-from optim.base import NotOn, exchanged
+from optim.base import NotOn, exchanged, once
 from optim.sites import kernels
 
 removes = "half the bytes of the routers, and the cast of their input"
@@ -23,9 +23,11 @@ def blocked(engine) -> str:
 
 @contextmanager
 def apply(engine) -> Iterator[None]:
+    layers, dtype = _routed(engine), engine.w.embed.dtype
+    narrow = once(engine, "bf16_gate", lambda: [layer.router.to(dtype) for layer in layers])
     with ExitStack() as stack:
-        for layer in _routed(engine):
-            stack.enter_context(exchanged(layer, router=layer.router.to(engine.w.embed.dtype)))
+        for layer, router in zip(layers, narrow, strict=True):
+            stack.enter_context(exchanged(layer, router=router))
         yield
 
 

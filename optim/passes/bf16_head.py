@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pandas as pd
 
-from optim.base import NotOn, exchanged
+from optim.base import NotOn, exchanged, once
 from optim.sites import kernels
 
 removes = "half the bytes of the output head"
@@ -23,7 +23,8 @@ def blocked(engine) -> str:
 
 @contextmanager
 def apply(engine) -> Iterator[None]:
-    with exchanged(engine.w, head=engine.w.head.to(engine.w.embed.dtype)):
+    narrow = once(engine, "bf16_head", lambda: engine.w.head.to(engine.w.embed.dtype))
+    with exchanged(engine.w, head=narrow):
         yield
 
 

@@ -5,10 +5,10 @@ import pandas as pd
 from optim.base import operation
 from optim.sites import kernels
 
-removes = "two of KDA's launches between its projections, and their round trips"
+removes = "two of the launches of KDA between its projections, and their round trips"
 rung = 7
 exact = True
-blocked, apply, took_effect = operation("kda_decode", "optim.kernels.kda.fused")
+blocked, apply, took_effect = operation("kda_core", "optim.kernels.kda.fused")
 
 
 def find(trace) -> pd.DataFrame:

@@ -1,16 +1,16 @@
-"""The routed experts of one token by two matrix-vector kernels, without sorting pairs or padding rows."""
+"""The experts of one token by two matrix-vector kernels, without sorting pairs or padding rows."""
 
 import pandas as pd
 
 from optim.base import operation
 from optim.sites import kernels
 
-removes = "alignment, padding and the separate sum of the routed experts"
+removes = "alignment, padding and the separate sum of the experts"
 rung = 10
 replaces = ("moe_align_pairs", "swiglu_epilogue")
 exact = False
-blocked, apply, took_effect = operation("routed", "optim.kernels.moe.direct")
+blocked, apply, took_effect = operation("experts", "optim.kernels.moe.direct")
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", name="moe_|swiglu", layer="layer N moe")
+    return kernels(trace, "fuse", name="moe_", layer="layer N moe")

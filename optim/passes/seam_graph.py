@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pandas as pd
 
-from optim.base import NotOn, exchanged
+from optim.base import NotOn, exchanged, once
 from optim.sites import idle
 
 removes = "the launches of the metadata seam, and the host's part in it"
@@ -25,7 +25,8 @@ def blocked(engine) -> str:
 def apply(engine) -> Iterator[None]:
     from optim.engine.graph import Graph
 
-    with exchanged(engine, seam=Graph(lambda: engine.meta.refill_on_device(engine.cache, engine.seen))):
+    graph = once(engine, "seam_graph", lambda: Graph(lambda: engine.meta.refill_on_device(engine.cache, engine.seen)))
+    with exchanged(engine, seam=graph):
         yield
 
 

@@ -1,6 +1,7 @@
-"""KDA's short convolution: each channel sees its last few inputs; its state is those inputs.
+"""KDA's short convolution: each channel sees its last few inputs.
 
-state (rows, D, width - 1) holds the inputs before the first token, oldest first; row `index[0]` is this request's.
+ring (rows, D, width) holds them; row `index[0]` is this request's, and the input at position p lies in slot p % width.
+So a step never writes what it reads: the inputs of width - 1 positions before it, beside its own.
 """
 
 import torch
@@ -9,15 +10,24 @@ import torch.nn.functional as F  # noqa: N812
 __all__ = ["conv_prefill", "conv_update"]
 
 
-def conv_update(x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """x (1, D), weight (D, width) -> silu(sum_i weight[i] x[t - width + 1 + i]) in fp32, (1, D); shifts state."""
-    return conv_prefill(x, weight, state, index)
+def conv_update(
+    x: torch.Tensor, weight: torch.Tensor, ring: torch.Tensor, index: torch.Tensor, position: torch.Tensor
+) -> torch.Tensor:
+    """x (1, D), weight (D, width), position (1) -> silu(sum_i weight[i] x[t - width + 1 + i]) in fp32, (1, D)."""
+    return conv_prefill(x, weight, ring, index, int(position))
 
 
-def conv_prefill(x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """The same for x (T, D), T >= 1; the state becomes the last width - 1 inputs."""
-    row = state[index[0]]
-    seen = torch.cat([row.T.to(x.dtype), x])  # (width - 1 + T, D)
-    y = F.conv1d(seen.T.float(), weight.float().unsqueeze(1), groups=x.shape[1]).T.contiguous()
-    row.copy_(seen[x.shape[0] :].T)
+def conv_prefill(
+    x: torch.Tensor, weight: torch.Tensor, ring: torch.Tensor, index: torch.Tensor, seen: int
+) -> torch.Tensor:
+    """The same for x (T, D), T >= 1, from position `seen` on."""
+    row, width, total = ring[index[0]], weight.shape[1], seen + len(x)
+    inputs = torch.cat([row[:, slots(seen - width + 1, seen, width)].T.to(x.dtype), x])
+    y = F.conv1d(inputs.T.float(), weight.float().unsqueeze(1), groups=x.shape[1]).T.contiguous()
+    row[:, slots(total - width, total, width)] = inputs[-width:].T
     return F.silu(y).to(x.dtype)
+
+
+def slots(first: int, end: int, width: int) -> list[int]:
+    """Where the inputs of positions first to end - 1 lie."""
+    return [position % width for position in range(first, end)]

@@ -1,9 +1,7 @@
-"""kda_decode in two launches: convolution, gate and delta rule of a head in one program, then the gated norm.
+"""Convolution, gate and delta rule of one token in one launch: a program takes some value channels of a head.
 
-The norm stays apart: summed in the order that this program's registers suggest it would round differently.
+The gated norm stays apart: it needs all of a head, and summed in another order it would round differently.
 """
-
-from types import SimpleNamespace
 
 import torch
 import triton
@@ -11,67 +9,78 @@ import triton.language as tl
 
 from optim.kernels.kda.naive import L2_EPS
 from optim.kernels.launch import chain, launch
-from optim.kernels.norm.triton import gated_rms_norm
+from optim.kernels.tiles import tile
 
-__all__ = ["kda_decode"]
+__all__ = ["kda_core"]
+
+VALUES = (32, 16, 8, 4, 64, 128)  # channels a program; any of them gives the same numbers
 
 
-def kda_decode(
-    qkv: torch.Tensor,
-    f: torch.Tensor,
-    b: torch.Tensor,
-    gate: torch.Tensor,
-    w: SimpleNamespace,
-    conv: torch.Tensor,
-    state: torch.Tensor,
-    index: torch.Tensor,
-    bound: float | None,
-    eps: float,
-) -> torch.Tensor:
+def kda_core(qkv, f, b, w, ring, state, meta, bound, ops) -> torch.Tensor:
     heads, d = state.shape[1], state.shape[3]
     out = torch.empty_like(f)
-    sizes = {"D": d, "WIDTH": w.conv.shape[1], "EPS": L2_EPS, "BOUNDED": bound is not None}
-    launch(kda_step_fused_kernel, (heads,))(
-        *(qkv, f, b, w.conv, w.a_log, w.dt_bias, conv, state, index, out, heads, d**-0.5, bound or 0.0),
-        **sizes,
-        num_warps=max(1, min(4, d // 32)),  # a channel a thread: else two would share one, and race for its window
+    chosen = tile("kda_step_fused", (heads, d), [{"BV": values} for values in VALUES if values <= d])
+    launch(kda_step_fused_kernel, (heads, d // chosen["BV"]))(
+        *(qkv, f, b, w.conv, w.a_log, w.dt_bias, ring, state, meta.row, meta.position, out),
+        *(heads, d**-0.5, bound or 0.0),
+        D=d,
+        WIDTH=w.conv.shape[1],
+        EPS=L2_EPS,
+        BOUNDED=bound is not None,
+        num_warps=4,  # as the separate step: sums over a head's channels then add up in the same order
+        **chosen,
     )
-    return gated_rms_norm(out.view(1, heads, d), gate.view(1, heads, d), w.o_norm, eps).view(1, -1)
+    return out
 
 
 @triton.jit
-def convolve(x, weight, row, channel, WIDTH: tl.constexpr):
-    """One channel vector: silu of the window's weighted sum, rounded; the window moves on."""
-    new = tl.load(x + channel)
-    total = new.to(tl.float32) * tl.load(weight + channel * WIDTH + WIDTH - 1)
+def window_of(ring, weight, channel, now, WIDTH: tl.constexpr):
+    """Of each channel the earlier inputs, and the weights of all."""
+    inputs, weights = (), (tl.load(weight + channel * WIDTH + WIDTH - 1),)
     for i in tl.static_range(WIDTH - 1):
-        old = tl.load(row + channel * (WIDTH - 1) + i)
-        total += old.to(tl.float32) * tl.load(weight + channel * WIDTH + i)
-        if i > 0:
-            tl.store(row + channel * (WIDTH - 1) + i - 1, old)
-    tl.store(row + channel * (WIDTH - 1) + WIDTH - 2, new)
+        earlier = tl.load(ring + channel * WIDTH + (now + 1 + i) % WIDTH, cache_modifier=".cg")
+        inputs += (earlier.to(tl.float32),)
+        weights += (tl.load(weight + channel * WIDTH + i),)
+    return inputs, weights
+
+
+@triton.jit
+def convolved(new, inputs, weights):
+    """silu of the window's weighted sum, rounded as the separate kernel does."""
+    total = new.to(tl.float32) * weights[0]
+    for i in tl.static_range(len(inputs)):
+        total += inputs[i] * weights[i + 1]
     return (total * tl.sigmoid(total)).to(new.dtype).to(tl.float32)
 
 
 @triton.jit
 def kda_step_fused_kernel(
-    qkv, f, b, conv_weight, a_log, dt_bias, conv, state, index, out, heads, scale, bound,
-    D: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr, BOUNDED: tl.constexpr,
+    qkv, f, b, conv_weight, a_log, dt_bias, ring, state, index, position, out, heads, scale, bound,
+    D: tl.constexpr, BV: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr, BOUNDED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
+    """Metadata, the ring's earlier inputs and the state are older than the kernel before: read before the wait."""
+    head, key = tl.program_id(0), tl.arange(0, D)
+    value = tl.program_id(1) * BV + tl.arange(0, BV)
+    q_at, k_at, v_at = head * D + key, (heads + head) * D + key, (2 * heads + head) * D + value
+    request, now = tl.load(index, cache_modifier=".cg").to(tl.int64), tl.load(position, cache_modifier=".cg")
+    at = state + (request * heads + head) * D * D + value[:, None] * D + key[None, :]
+    s = tl.load(at, cache_modifier=".cg")
+    row = ring + request * 3 * heads * D * WIDTH
+    q_seen, q_weights = window_of(row, conv_weight, q_at, now, WIDTH)
+    k_seen, k_weights = window_of(row, conv_weight, k_at, now, WIDTH)
+    v_seen, v_weights = window_of(row, conv_weight, v_at, now, WIDTH)
+    rate, bias = tl.exp(tl.load(a_log + head)), tl.load(dt_bias + q_at)
     chain(PDL)
-    head = tl.program_id(0)
-    key = tl.arange(0, D)
-    at_head = head * D + key
-    request = tl.load(index).to(tl.int64)
-    at = state + (request * heads + head) * D * D + key[:, None] * D + key[None, :]
-    s = tl.load(at)  # (values, keys)
-    row = conv + request * 3 * heads * D * (WIDTH - 1)
-    q = convolve(qkv, conv_weight, row, at_head, WIDTH)
-    k = convolve(qkv, conv_weight, row, heads * D + at_head, WIDTH)
-    v = convolve(qkv, conv_weight, row, 2 * heads * D + at_head, WIDTH)
-    x = tl.load(f + at_head).to(tl.float32) + tl.load(dt_bias + at_head)
-    rate = tl.exp(tl.load(a_log + head))
+    q_new, k_new, v_new = tl.load(qkv + q_at), tl.load(qkv + k_at), tl.load(qkv + v_at)
+    x = tl.load(f + q_at).to(tl.float32) + bias
+    beta = tl.sigmoid(tl.load(b + head).to(tl.float32))
+    tl.store(row + q_at * WIDTH + now % WIDTH, q_new)
+    tl.store(row + k_at * WIDTH + now % WIDTH, k_new)
+    tl.store(row + v_at * WIDTH + now % WIDTH, v_new)
+    q = convolved(q_new, q_seen, q_weights)
+    k = convolved(k_new, k_seen, k_weights)
+    v = convolved(v_new, v_seen, v_weights)
     if BOUNDED:
         g = bound * tl.sigmoid(rate * x)
     else:
@@ -79,7 +88,7 @@ def kda_step_fused_kernel(
     q = q / tl.sqrt(tl.sum(q * q) + EPS) * scale
     k = k / tl.sqrt(tl.sum(k * k) + EPS)
     s *= tl.exp(g)[None, :]
-    u = tl.sigmoid(tl.load(b + head).to(tl.float32)) * (v - tl.sum(s * k[None, :], 1))
+    u = beta * (v - tl.sum(s * k[None, :], 1))
     s += u[:, None] * k[None, :]
     tl.store(at, s)
-    tl.store(out + at_head, tl.sum(s * q[None, :], 1))
+    tl.store(out + v_at - 2 * heads * D, tl.sum(s * q[None, :], 1))

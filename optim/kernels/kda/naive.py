@@ -11,15 +11,10 @@ A head's state S (d_k, d_v) maps keys to values. A token with query q, key k, va
 state (rows, h, d_v, d_k) fp32 holds S^T, so that a key channel is contiguous; row `index[0]` is this request's.
 """
 
-from types import SimpleNamespace
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from optim.kernels.conv.naive import conv_update
-from optim.kernels.norm.naive import gated_rms_norm
-
-__all__ = ["kda_chunk", "kda_decode", "kda_gate", "kda_step"]
+__all__ = ["kda_chunk", "kda_gate", "kda_step"]
 
 CHUNK = 16
 LEAST_DECAY = -88.0 / CHUNK  # a chunk of such log decays just fits fp32's exponent when its factors are split
@@ -98,26 +93,3 @@ def _one_chunk(s, q, k, v, g, beta):
 def _unit(x: torch.Tensor) -> torch.Tensor:
     x = x.float()
     return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + L2_EPS)
-
-
-def kda_decode(
-    qkv: torch.Tensor,
-    f: torch.Tensor,
-    b: torch.Tensor,
-    gate: torch.Tensor,
-    w: SimpleNamespace,
-    conv: torch.Tensor,
-    state: torch.Tensor,
-    index: torch.Tensor,
-    bound: float | None,
-    eps: float,
-) -> torch.Tensor:
-    """All of a decode step between a layer's projections: convolution, gate, delta rule, gated norm.
-
-    qkv (1, 3 h d), f and gate (1, h d), b (1, h); `w` holds conv, a_log, dt_bias and o_norm -> (1, h d).
-    """
-    heads, d = state.shape[1], state.shape[3]
-    q, k, v = conv_update(qkv, w.conv, conv, index).view(1, 3, heads, d).unbind(1)
-    g, beta = kda_gate(f, b, w.a_log, w.dt_bias, bound)
-    o = kda_step(q, k, v, g, beta, state, index)
-    return gated_rms_norm(o, gate.view(1, heads, d), w.o_norm, eps).view(1, -1)

@@ -4,18 +4,14 @@ In a chunk exp(G_i - G_j) is split into exp(G_i) exp(-G_j), so that products of 
 inside fp32 while no log decay is below LEAST_DECAY; Ling-3.0 bounds them at -5.
 """
 
-from types import SimpleNamespace
-
 import torch
 import triton
 import triton.language as tl
 
-from optim.kernels.conv.triton import conv_update
 from optim.kernels.kda.naive import CHUNK, L2_EPS
 from optim.kernels.launch import chain, launch
-from optim.kernels.norm.triton import gated_rms_norm
 
-__all__ = ["kda_chunk", "kda_decode", "kda_gate", "kda_step"]
+__all__ = ["kda_chunk", "kda_gate", "kda_step"]
 
 STEP_VALUES = 32  # value channels a program; their keys are all there
 CHUNK_VALUES = 32
@@ -85,25 +81,6 @@ def kda_chunk(
         *inside, state, index, out, tokens, heads, chunks, **sizes, BV=block, num_warps=4
     )
     return out
-
-
-def kda_decode(
-    qkv: torch.Tensor,
-    f: torch.Tensor,
-    b: torch.Tensor,
-    gate: torch.Tensor,
-    w: SimpleNamespace,
-    conv: torch.Tensor,
-    state: torch.Tensor,
-    index: torch.Tensor,
-    bound: float | None,
-    eps: float,
-) -> torch.Tensor:
-    heads, d = state.shape[1], state.shape[3]
-    q, k, v = conv_update(qkv, w.conv, conv, index).view(1, 3, heads, d).unbind(1)
-    g, beta = kda_gate(f, b, w.a_log, w.dt_bias, bound)
-    o = kda_step(q, k, v, g, beta, state, index)
-    return gated_rms_norm(o, gate.view(1, heads, d), w.o_norm, eps).view(1, -1)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ def experts_up(
     used: torch.Tensor,
     share: int,
     limit: float | None,
+    ops,
 ) -> torch.Tensor:
     half, depth = weight.shape[1] // 2, weight.shape[2]
     out = torch.empty(len(x) * share, half, dtype=x.dtype, device=x.device)

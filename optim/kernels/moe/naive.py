@@ -7,7 +7,7 @@ padded to whole blocks, so that one block of rows meets one weight matrix.
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-__all__ = ["combine", "experts_up", "grouped_gemm", "moe_align", "swiglu"]
+__all__ = ["combine", "grouped_gemm", "moe_align", "swiglu"]
 
 
 def moe_align(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -62,19 +62,6 @@ def grouped_gemm(
         rows = rows[rows < len(out)]
         out[rows] = F.linear(x[rows // share], weight[of_block[i]])
     return out
-
-
-def experts_up(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    pairs: torch.Tensor,
-    of_block: torch.Tensor,
-    used: torch.Tensor,
-    share: int,
-    limit: float | None,
-) -> torch.Tensor:
-    """x (rows, H), weight (E, 2I, H) -> swiglu of the grouped product, (rows * share, I)."""
-    return swiglu(grouped_gemm(x, weight, pairs, of_block, used, share), limit)
 
 
 def swiglu(x: torch.Tensor, limit: float | None) -> torch.Tensor:

@@ -7,7 +7,7 @@ import triton.language as tl
 from optim.kernels.launch import chain, launch
 from optim.kernels.moe.naive import block_rows, padded_rows
 
-__all__ = ["combine", "experts_up", "grouped_gemm", "moe_align", "swiglu"]
+__all__ = ["combine", "grouped_gemm", "moe_align", "swiglu"]
 
 COUNTED = 1024  # pairs a turn of the counting loop
 TILES = {16: (32, 256, 4, 4), 64: (128, 64, 4, 4), 128: (128, 64, 8, 3)}  # block: columns, depth, warps, stages
@@ -45,18 +45,6 @@ def grouped_gemm(
     tile = {"SHARE": share, "BM": block, "BN": columns, "BK": bk, "num_warps": warps, "num_stages": stages}
     launch(fused_moe_gemm_kernel, grid)(x, weight, pairs, of_block, used, out, len(out), n, depth, **tile)
     return out
-
-
-def experts_up(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    pairs: torch.Tensor,
-    of_block: torch.Tensor,
-    used: torch.Tensor,
-    share: int,
-    limit: float | None,
-) -> torch.Tensor:
-    return swiglu(grouped_gemm(x, weight, pairs, of_block, used, share), limit)
 
 
 def swiglu(x: torch.Tensor, limit: float | None) -> torch.Tensor:

@@ -1,0 +1,55 @@
+"""Projections that read the same input as one matrix: their weights lie one behind the other, and one launch reads them."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pandas as pd
+
+from optim.base import Counted, NotOn, exchanged, once
+from optim.sites import kernels
+
+removes = "three launches of a KDA layer and two of an MLA layer"
+rung = 11
+exact = False
+
+
+def find(trace) -> pd.DataFrame:
+    return kernels(trace, "fuse", role="dense_gemm", layer="layer N kda")
+
+
+def blocked(engine) -> str:
+    return ""
+
+
+@contextmanager
+def apply(engine) -> Iterator[None]:
+    from optim.kernels.linear.concat import linears
+
+    moved = once(engine, "proj_concat", lambda: [_moved(engine, i) for i in range(engine.c.layers)])
+    with ExitStack() as stack:
+        for layer, fields in zip(engine.w.layers, moved, strict=True):
+            stack.enter_context(exchanged(layer, **fields))
+        stack.enter_context(exchanged(engine.model.decode_ops, linears=Counted(linears)))
+        yield
+
+
+def _moved(engine, layer: int) -> dict:
+    """The layer's projections of one input, field by field, one behind the other."""
+    from optim.engine import kda, mla
+    from optim.kernels.linear.concat import adjacent
+
+    c, w = engine.c, engine.w.layers[layer]
+    matrices = mla.projections(w, c) if c.is_mla(layer) else kda.projections(w)
+    names = [name for matrix in matrices for name, tensor in vars(w).items() if tensor is matrix]
+    return dict(zip(names, adjacent(matrices), strict=True))
+
+
+def took_effect(engine) -> str:
+    from optim.engine import kda, mla
+    from optim.kernels.linear.concat import joined
+
+    c, layers = engine.c, engine.w.layers
+    shared = [mla.projections(w, c) if c.is_mla(i) else kda.projections(w) for i, w in enumerate(layers)]
+    if not isinstance(engine.model.decode_ops.linears, Counted) or any(joined(m) is None for m in shared):
+        raise NotOn("projections of one input lie apart.")
+    return f"{sum(map(len, shared))} projections of one input lie in {len(shared)} matrices"

@@ -1,0 +1,85 @@
+"""Searches tile sizes for the GPU at hand: `python -m optim.tune --model ling-3.0-tiny` rewrites the table.
+
+Each choice is timed where it counts: all passes on, in the captured forward pass, whose weights no cache holds. One
+kernel after the other takes its best, those of the largest matrices first.
+"""
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+
+from ling_prof.errors import UserError
+from ling_prof.plain_file import check_writable
+from optim import base
+from optim.engine.generate import Engine
+from optim.kernels import tiles
+from optim.options import RunOptions
+from optim.session import open_engine, prompt_for
+
+REPLAYS = 15
+WORTH = 0.999  # of the time so far: less of a gain is noise
+
+
+def search(engine: Engine, say=print) -> dict[str, tiles.Tile]:
+    """key -> the tile that made the forward pass fastest; needs passes applied and a request begun."""
+    found: dict[str, tiles.Tile] = {}
+    tiles.asked.clear()
+    best = replay_us(engine)
+    for key in sorted(tiles.asked, key=lambda key: -math.prod(map(int, re.findall(r"\d+", key)))):
+        for choice in tiles.asked[key]:
+            tiles.trial[key] = choice
+            took = replay_us(engine)
+            if key not in found or took < WORTH * best:
+                found[key], best = choice, min(best, took)
+        tiles.trial[key] = found[key]
+        say(f"{key}: {found[key]}, the step {best:.1f} us")
+    return found
+
+
+def replay_us(engine: Engine) -> float:
+    """The median time of the captured forward pass, us; infinite for a tile that does not fit the processor."""
+    try:
+        engine.capture()
+    except Exception as error:
+        if "out of resource" in str(error):
+            return math.inf
+        raise
+    times = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        engine.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--isl", type=int, default=8192)
+    parser.add_argument("--output", type=Path, default=tiles.TABLE)
+    asked = parser.parse_args()
+    check_writable(asked.output)
+    engine = open_engine(RunOptions(model=asked.model, isl=asked.isl), 8)
+    names = [name for name, module in base.passes().items() if not module.blocked(engine)]
+    with base.applied(engine, names):
+        engine.prefill(prompt_for(engine.c, asked.isl, 0))
+        found = search(engine)
+    table = json.loads(asked.output.read_text()) if asked.output.exists() else {}
+    table.setdefault(tiles.gpu(), {}).update(found)
+    asked.output.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"ling-prof: {error}")
