@@ -17,7 +17,7 @@ import torch
 from ling_prof.errors import UserError
 from ling_prof.plain_file import check_writable
 from optim import base
-from optim.engine.generate import Engine
+from optim.engine.generate import Engine, Saved
 from optim.kernels import tiles
 from optim.options import RunOptions
 from optim.session import open_engine, prompt_for
@@ -29,12 +29,13 @@ WORTH = 0.999  # of the time so far: less of a gain is noise
 def search(engine: Engine, say=print) -> dict[str, tiles.Tile]:
     """key -> the tile that made the forward pass fastest; needs passes applied and a request begun."""
     found: dict[str, tiles.Tile] = {}
+    start = engine.save()
     tiles.asked.clear()
-    best = replay_us(engine)
+    best = replay_us(engine, start)
     for key in sorted(tiles.asked, key=lambda key: -math.prod(map(int, re.findall(r"\d+", key)))):
         for choice in tiles.asked[key]:
             tiles.trial[key] = choice
-            took = replay_us(engine)
+            took = replay_us(engine, start)
             if key not in found or took < WORTH * best:
                 found[key], best = choice, min(best, took)
         tiles.trial[key] = found[key]
@@ -42,8 +43,9 @@ def search(engine: Engine, say=print) -> dict[str, tiles.Tile]:
     return found
 
 
-def replay_us(engine: Engine) -> float:
+def replay_us(engine: Engine, start: Saved) -> float:
     """The median time of the captured forward pass, us; infinite for a tile that does not fit the processor."""
+    engine.restore(start)
     try:
         engine.capture()
     except Exception as error:
@@ -68,8 +70,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=tiles.TABLE)
     asked = parser.parse_args()
     check_writable(asked.output)
-    engine = open_engine(RunOptions(model=asked.model, isl=asked.isl), 8)
-    names = [name for name, module in base.passes().items() if not module.blocked(engine)]
+    engine = open_engine(RunOptions(model=asked.model, isl=asked.isl), 2 * REPLAYS)
+    names = [name for name, module in base.passes().items() if name != "host_run_ahead" and not module.blocked(engine)]
     with base.applied(engine, names):
         engine.prefill(prompt_for(engine.c, asked.isl, 0))
         found = search(engine)

@@ -88,16 +88,17 @@ def test_kda_fused(heads, d, dtype, bound, values, monkeypatch):
     w = SimpleNamespace(conv=normal(3 * heads * d, 4, of=fp32), a_log=normal(heads, of=fp32))
     w.dt_bias = normal(heads * d, of=fp32)
     ring, state = normal(2, 3 * heads * d, 4, of=dtype), normal(2, heads, d, d, of=fp32)
-    inputs = (normal(1, 3 * heads * d), normal(1, heads * d), normal(1, heads))
     meta = SimpleNamespace(
         row=torch.ones(1, dtype=torch.int32, device=DEVICE), position=torch.tensor([6], device=DEVICE)
     )
-    results = []
-    for core in (compose.kda_core, kda_core):
-        own = ring.clone(), state.clone()
-        results.append((core(*inputs, w, *own, meta, bound, triton), *own))
-    for expected, found in zip(*results, strict=True):
-        same(found, expected, bitwise=GPU and d == 128)
+    for _ in range(30 if GPU else 1):  # a choice of the compiler may show in one number of a million
+        inputs = (normal(1, 3 * heads * d, of=dtype), normal(1, heads * d, of=dtype), normal(1, heads, of=dtype))
+        results = []
+        for core in (compose.kda_core, kda_core):
+            own = ring.clone(), state.clone()
+            results.append((core(*inputs, w, *own, meta, bound, triton), *own))
+        for expected, found in zip(*results, strict=True):
+            same(found, expected, bitwise=GPU and d == 128)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32] + [torch.bfloat16] * GPU, ids=str)
@@ -168,38 +169,34 @@ def moe_weights(c, width):
     return w
 
 
-@pytest.mark.parametrize("limit", [None, 0.4])
+@pytest.mark.parametrize("limits", [(None, None), (0.4, 0.3)], ids=str)
 @pytest.mark.parametrize("width", [32, 33])
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("c", ROUTINGS, ids=lambda c: f"{c.name} {c.groups} {c.top_k}")
-def test_moe_front(c, limit, width, narrow):
-    """Also when called again: the last program has set the counter back."""
-    from optim.kernels.moe.front import moe_front
+def test_moe_fused(c, limits, width, narrow):
+    from optim.kernels.moe.fused import moe
 
     w = moe_weights(c, width)
     if narrow:
         w.router = w.router.to(DTYPE)
-    for tokens in (1, 1, 3):
+    for tokens in (1, 3):
         x, residual = normal(tokens, c.hidden), normal(tokens, c.hidden)
-        found = moe_front(x, residual, w, c, limit, naive)
-        expected = compose.moe_front(x, residual, w, c, limit, naive)
-        near(found[0], expected[0])
-        assert torch.equal(found[1], expected[1])
-        assert torch.equal(found[3], expected[3])
-        near(found[2], expected[2])
-        near(found[4], expected[4])
+        found, total = moe(x, residual, w, c, limits, naive)
+        expected, summed = compose.moe(x, residual, w, c, limits, naive)
+        assert torch.equal(total, summed)
+        near(found, expected)
 
 
-@pytest.mark.parametrize("tied", [(0, 1, 2, 3), (5, 4), ()], ids=str)
+@pytest.mark.parametrize("tied", [(0, 1, 2, 3), (5, 4), (15, 3, 9), ()], ids=str)
 def test_of_equal_experts_the_first_is_taken(tied):
-    from optim.kernels.moe.front import moe_front
+    """Experts that differ in nothing but their number: any other choice gives another output."""
+    from optim.kernels.moe.fused import moe
 
     w = moe_weights(NANO, 32)
     w.router[list(tied)] = 0
     w.bias.zero_()
     x, residual = normal(1, 64), normal(1, 64)
-    found, expected = (f(x, residual, w, NANO, None, naive)[3] for f in (moe_front, compose.moe_front))
-    assert torch.equal(found, expected)
+    near(*(f(x, residual, w, NANO, (None, None), naive)[0] for f in (moe, compose.moe)))
 
 
 @pytest.mark.parametrize("limit", [None, 0.5])
@@ -238,8 +235,8 @@ def test_mla_fused(c, seen):
     meta, table = Metadata(cache), mla.rope_table(c, 2200, DEVICE)
     meta.refill(cache, seen)
     w = SimpleNamespace(kv_norm=normal(c.kv_lora), q_norm=normal(c.q_lora or 1))
-    w.kv_b = normal(c.heads * (c.nope + c.v_dim), c.kv_lora, scale=0.2)
-    w.q_b = normal(c.heads * (c.nope + c.rope), c.q_lora or 1, scale=0.2)
+    w.kv_b = normal(c.heads * (c.nope + c.v_dim), c.kv_lora, scale=0.05)  # scores near 1: steep ones show bf16
+    w.q_b = normal(c.heads * (c.nope + c.rope), c.q_lora or 1, scale=0.05)
     q = normal(1, c.q_lora or c.heads * (c.nope + c.rope))
     kv, gate = normal(1, c.kv_lora + c.rope), [normal(1, c.heads)] * c.head_gate
     results = []
@@ -288,17 +285,19 @@ def test_seam_in_the_first_launch(seen):
 EARLY = {  # what a kernel reads before its wait: weights, and what is older than the kernel before it
     "gemv_kernel": {"weight"},
     "norm_gemv_kernel": {"matrix", "weight"},
-    "gated_norm_gemv_kernel": {"matrix", "weight"},
+    "gated_norm_gemv_kernel": {"matrix", "weight", "gate"},
     "head_argmax_kernel": {"matrix", "weight"},
     "kda_step_fused_kernel": {"conv_weight", "a_log", "dt_bias", "ring", "state", "index", "position"},
     "moe_front_kernel": {"router", "gate_up", "norm"},
+    "experts_down_kernel": {"weight", "shared_down", "logits", "bias"},
     "experts_down_direct_kernel": {"weight", "shared_down", "chosen", "weights"},
     "mla_query_kernel": {"q_b", "q_norm"},
     "mla_absorb_kernel": {"kv_b"},
     "mla_split_kernel": {"latent", "slots", "length"},
-    "mla_output_kernel": {"kv_b", "length"},
+    "mla_join_kernel": {"length"},
+    "mla_values_kernel": {"kv_b"},
 }
-READERS = ("tl.load", "rows_of", "gains_of", "window_of", "keys_of")
+READERS = ("tl.load", "rows_of", "vector_of", "older_vector_of", "scores_of", "rank", "window_of", "keys_of")
 
 
 def launched_kernels():
@@ -344,5 +343,5 @@ def names_in(node):
 
 def pointers(kernel):
     """Arguments that are addresses: something is loaded from them or stored to them, all but counts and factors."""
-    counts = {"n", "eps", "heads", "scale", "bound", "width", "scaling", "limit", "half", "hidden", "inner", "nope"}
+    counts = {"n", "eps", "heads", "lora", "scale", "bound", "width", "scaling", "limit", "half", "hidden", "inner", "nope"}
     return {argument.arg for argument in kernel.args.args if argument.annotation is None} - counts - {"values"}

@@ -18,7 +18,7 @@ from conftest import BUNDLED  # noqa: E402
 
 from ling_prof import UserError, load  # noqa: E402
 from ling_prof.errors import Missing  # noqa: E402
-from optim import base, kernels  # noqa: E402
+from optim import base  # noqa: E402
 from optim.engine import weights  # noqa: E402
 from optim.engine.config import NANO, TINY  # noqa: E402
 from optim.engine.generate import Engine  # noqa: E402
@@ -28,7 +28,7 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 KERNELS = [
     *("moe_align_pairs", "swiglu_epilogue", "kda_fused", "splitk_gemv", "moe_direct"),
-    *("norm_fuse", "router_fuse", "mla_fuse"),
+    *("norm_fuse", "moe_fuse", "mla_fuse"),
 ]
 
 
@@ -134,13 +134,14 @@ def test_undo_is_exact_also_after_an_error(engine, fails):
 
 
 def test_a_request_ends_where_passes_begin_and_end(engine):
+    before = engine.passes
     engine.prefill([1, 2, 3])
     with base.applied(engine, ["bf16_head"]):
-        assert engine.passes == ("bf16_head",)
+        assert engine.passes == (*before, "bf16_head")
         with pytest.raises(UserError, match="no request"):
             engine.step()
         engine.prefill([1, 2, 3])
-    assert engine.passes == ()
+    assert engine.passes == before
     with pytest.raises(UserError, match="no request"):
         engine.step()
 
@@ -208,7 +209,8 @@ def test_a_pass_without_effect_is_told(engine):
                 base.passes()[name].took_effect(engine)
 
 
-EXACT = [name for name, module in base.passes().items() if module.exact]
+EXACT = [name for name, module in base.passes().items() if module.exact and name != "l2_prefetch"]
+RIDING = ["moe_fuse", "l2_prefetch"]  # exact only beside moe_fuse, which rounds otherwise
 
 
 @pytest.mark.skipif(not GPU, reason="no CUDA GPU: that exact passes keep every token is NOT tested")

@@ -50,15 +50,16 @@ def kda_core(qkv, f, b, w, ring: torch.Tensor, state: torch.Tensor, meta, bound:
     return ops.kda_step(q, k, v, g, beta, state, meta.row).view(1, -1)
 
 
-def moe_front(x, residual, w, c: Config, limit: Limit, ops):
-    """What comes before the routed experts.
+def moe(x, residual, w, c: Config, limits: tuple[Limit, Limit], ops):
+    """The router's weighted experts plus the shared one, both of SwiGLU within `limits` (shared, routed).
 
-    -> (the norm of the sum, the sum, weights (T, k) fp32, experts (T, k) int32, the shared expert's activation (T, I)).
+    -> (branch (T, hidden), the sum).
     """
     x, residual = join(x, residual, w.mlp_norm, c.eps, ops)
     logits = ops.linear(x.to(w.router.dtype), w.router).float()
     weights, chosen = ops.route(logits, w.bias, c.groups, c.kept_groups, c.top_k, c.routed_scaling)
-    return x, residual, weights, chosen, ops.swiglu(ops.linear(x, w.shared_gate_up), limit)
+    shared = ops.swiglu(ops.linear(x, w.shared_gate_up), limits[0])
+    return ops.experts(x, w, weights, chosen, shared, limits[1], ops), residual
 
 
 def experts(x, w, weights, chosen, shared, limit: Limit, ops) -> torch.Tensor:
@@ -82,6 +83,6 @@ def head(x, residual, weight: torch.Tensor, matrix: torch.Tensor, eps: float, op
 
 def complete(ops: SimpleNamespace) -> SimpleNamespace:
     """Adds what is composed here to the operations of the kernels."""
-    composed = (linears, norm_linears, gated_norm_linear, kda_core, moe_front, experts, experts_up, head, mla_core)
+    composed = (linears, norm_linears, gated_norm_linear, kda_core, moe, experts, experts_up, head, mla_core)
     vars(ops).update({function.__name__: function for function in composed})
     return ops

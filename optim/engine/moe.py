@@ -11,8 +11,8 @@ def mlp(x, residual, w, c: Config, ops):
 
 def moe(x, residual, w, layer: int, c: Config, ops):
     """x and residual (T, hidden) -> (the router's weighted experts plus the shared one, stream)."""
-    x, residual, weights, chosen, shared = ops.moe_front(x, residual, w, c, _limit(c.shared_limits, layer), ops)
-    return ops.experts(x, w, weights, chosen, shared, _limit(c.expert_limits, layer), ops), residual
+    limits = _limit(c.shared_limits, layer), _limit(c.expert_limits, layer)
+    return ops.moe(x, residual, w, c, limits, ops)
 
 
 def _limit(limits: tuple[float | None, ...], layer: int) -> float | None:

@@ -54,7 +54,7 @@ def kda_conv_update_kernel(
     total = new.to(tl.float32) * tl.load(weight + channel * WIDTH + WIDTH - 1, inside, 0.0)
     for i in tl.static_range(WIDTH - 1):
         old = tl.load(row + (now + 1 + i) % WIDTH, inside, 0.0)
-        total += old.to(tl.float32) * tl.load(weight + channel * WIDTH + i, inside, 0.0)
+        total = tl.fma(old.to(tl.float32), tl.load(weight + channel * WIDTH + i, inside, 0.0), total)
     tl.store(row + now % WIDTH, new, inside)
     tl.store(out + channel, total * tl.sigmoid(total), inside)
 

@@ -1,6 +1,7 @@
 """Convolution, gate and delta rule of one token in one launch: a program takes some value channels of a head.
 
-The gated norm stays apart: it needs all of a head, and summed in another order it would round differently.
+The gated norm stays apart: it needs all of a head, and summed in another order it would round differently. Where two
+products are added, `fma` says which one is rounded: left to itself, the compiler chose differently here and there.
 """
 
 import torch
@@ -8,6 +9,7 @@ import triton
 import triton.language as tl
 
 from optim.kernels.kda.naive import L2_EPS
+from optim.kernels.kda.triton import unit, updated
 from optim.kernels.launch import chain, launch
 from optim.kernels.tiles import tile
 
@@ -49,7 +51,7 @@ def convolved(new, inputs, weights):
     """silu of the window's weighted sum, rounded as the separate kernel does."""
     total = new.to(tl.float32) * weights[0]
     for i in tl.static_range(len(inputs)):
-        total += inputs[i] * weights[i + 1]
+        total = tl.fma(inputs[i], weights[i + 1], total)
     return (total * tl.sigmoid(total)).to(new.dtype).to(tl.float32)
 
 
@@ -85,10 +87,10 @@ def kda_step_fused_kernel(
         g = bound * tl.sigmoid(rate * x)
     else:
         g = -rate * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(x)))
-    q = q / tl.sqrt(tl.sum(q * q) + EPS) * scale
-    k = k / tl.sqrt(tl.sum(k * k) + EPS)
+    q = unit(q, EPS) * scale
+    k = unit(k, EPS)
     s *= tl.exp(g)[None, :]
     u = beta * (v - tl.sum(s * k[None, :], 1))
-    s += u[:, None] * k[None, :]
+    s = updated(s, u, k)
     tl.store(at, s)
     tl.store(out + v_at - 2 * heads * D, tl.sum(s * q[None, :], 1))

@@ -104,6 +104,18 @@ def kda_gate_kernel(
 
 
 @triton.jit
+def unit(x, EPS: tl.constexpr):
+    """x over its length, summed in fp64: then no order of the sum, which a compiler chooses, shows in fp32."""
+    return x / tl.sqrt(tl.sum((x * x).to(tl.float64)).to(tl.float32) + EPS)
+
+
+@triton.jit
+def updated(s, u, k):
+    """s + u k^T, the product unrounded."""
+    return tl.fma(tl.broadcast_to(u[:, None], s.shape), tl.broadcast_to(k[None, :], s.shape), s)
+
+
+@triton.jit
 def kda_step_kernel(
     q, k, v, g, beta, state, index, out, heads, dv, scale,
     EPS: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -121,11 +133,11 @@ def kda_step_kernel(
     qh = tl.load(q + head * DK + key, in_k, 0.0).to(tl.float32)
     kh = tl.load(k + head * DK + key, in_k, 0.0).to(tl.float32)
     vh = tl.load(v + head * dv + value, in_v, 0.0).to(tl.float32)
-    qh = qh / tl.sqrt(tl.sum(qh * qh) + EPS) * scale
-    kh = kh / tl.sqrt(tl.sum(kh * kh) + EPS)
+    qh = unit(qh, EPS) * scale
+    kh = unit(kh, EPS)
     s *= tl.exp(tl.load(g + head * DK + key, in_k, 0.0))[None, :]
     u = tl.load(beta + head) * (vh - tl.sum(s * kh[None, :], 1))
-    s += u[:, None] * kh[None, :]
+    s = updated(s, u, kh)
     tl.store(at, s, inside)
     tl.store(out + head * dv + value, tl.sum(s * qh[None, :], 1), in_v)
 

@@ -1,7 +1,8 @@
-"""linear for one token: a program takes a few rows of the matrix, and its warps split their columns (split-K).
+"""linear for one token: each warp takes rows of the matrix whole, so small matrices fill the device as well.
 
-So even small matrices fill the device, and a program's first loads, which depend on no other kernel, begin before its
-wait: chained by PDL they overlap the kernel before.
+A tile is (W, BK), a row a warp: 16 bytes a lane side by side. Vectors are read in the same shape, every warp its own
+copy; so no number crosses from warp to warp, and no warp waits for another. A program's loads of weights depend on no
+other kernel and begin before its wait: chained by PDL they overlap the kernel before.
 """
 
 import torch
@@ -14,7 +15,7 @@ from optim.kernels.tiles import Tile, tile
 
 __all__ = ["linear"]
 
-DEPTH = 512  # columns a load
+WARP_BYTES = 512  # one load of all lanes
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -23,40 +24,71 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     n, depth = weight.shape
     out = torch.empty(1, n, dtype=x.dtype, device=x.device)
     chosen = tile("gemv", (n, depth), tiles(n))
-    launch(gemv_kernel, (triton.cdiv(n, chosen["BN"]),))(x, weight, out, n, depth, BK=block(depth), **chosen)
+    launch(gemv_kernel, (programs(n, chosen),))(x, weight, out, n, depth, BK=block(weight), **shape(chosen))
     return out
 
 
 def tiles(n: int) -> list[Tile]:
-    """Rows a program and warps; the first for a matrix of n rows where nothing better is known."""
-    first = {"BN": 1 if n <= 256 else 4 if n <= 4096 else 8, "num_warps": 4}
-    return [first, *({"BN": rows, "num_warps": warps} for rows in (1, 2, 4, 8, 16) for warps in (2, 4, 8))]
+    """Rows a warp (R) and warps; the first for a matrix of n rows where nothing better is known."""
+    some = [(1, 4), (2, 4), (1, 8), (2, 8), (1, 2), (2, 2), (4, 4), (4, 2), (1, 1)]
+    return [{"R": rows, "num_warps": warps} for rows, warps in (some if n <= 4096 else [(2, 4), *some])]
 
 
-def block(depth: int) -> int:
-    return min(DEPTH, triton.next_power_of_2(depth))
+def programs(n: int, chosen: Tile) -> int:
+    return triton.cdiv(n, chosen["R"] * chosen["num_warps"])
+
+
+def shape(chosen: Tile) -> Tile:
+    """A tile as arguments of a kernel: W is the number of warps."""
+    return {"W": chosen["num_warps"], **chosen}
+
+
+def block(matrix: torch.Tensor) -> int:
+    """Columns that a warp loads at once."""
+    return min(WARP_BYTES // matrix.itemsize, triton.next_power_of_2(matrix.shape[-1]))
 
 
 @triton.jit
-def rows_of(matrix, row, n, depth: tl.constexpr, BK: tl.constexpr):
-    """Rows of a matrix as a tuple of (rows, BK) tiles."""
-    k = tl.arange(0, BK)
-    at = matrix + row[:, None].to(tl.int64) * depth + k[None, :]
+def rows_of(matrix, first, n, depth: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BK: tl.constexpr):
+    """R times W rows from `first` on, as a tuple of (W, BK) tiles, W rows after W rows."""
     tiles = ()
-    for first in tl.static_range(0, depth, BK):
-        inside = (row < n)[:, None] & (first + k < depth)[None, :]
-        tiles += (tl.load(at + first, inside, 0.0, eviction_policy="evict_first"),)
+    for r in tl.static_range(R):
+        row = first + r * W + tl.arange(0, W)[:, None]
+        for begin in tl.static_range(0, depth, BK):
+            k = begin + tl.arange(0, BK)[None, :]
+            at = matrix + row.to(tl.int64) * depth + k
+            tiles += (tl.load(at, (row < n) & (k < depth), 0.0, eviction_policy="evict_first"),)
     return tiles
 
 
 @triton.jit
-def gemv_kernel(x, weight, out, n, depth: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr):
-    row = tl.program_id(0) * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
-    tiles = rows_of(weight, row, n, depth, BK)
+def vector_of(x, depth: tl.constexpr, W: tl.constexpr, BK: tl.constexpr):
+    """A vector as a tuple of (W, BK) parts, the same in every row."""
+    parts = ()
+    for begin in tl.static_range(0, depth, BK):
+        k = begin + tl.arange(0, BK)[None, :] + tl.arange(0, W)[:, None] * 0
+        parts += (tl.load(x + k, k < depth, 0.0),)
+    return parts
+
+
+@triton.jit
+def product(tiles, values, r: tl.constexpr, W: tl.constexpr, BK: tl.constexpr):
+    """The r-th W rows of tiles times the vector: (W,) fp32."""
+    total = tl.zeros((W, BK), tl.float32)
+    for i in tl.static_range(len(values)):
+        total += tiles[r * len(values) + i].to(tl.float32) * values[i].to(tl.float32)
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def gemv_kernel(
+    x, weight, out, n,
+    depth: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * W * R
+    tiles = rows_of(weight, first, n, depth, W, R, BK)
     chain(PDL)
-    products = tl.zeros((BN, BK), tl.float32)
-    for i in tl.static_range(len(tiles)):
-        value = tl.load(x + i * BK + k, i * BK + k < depth, 0.0).to(tl.float32)
-        products += tiles[i].to(tl.float32) * value[None, :]
-    tl.store(out + row, tl.sum(products, 1), row < n)
+    values = vector_of(x, depth, W, BK)
+    for r in tl.static_range(R):
+        row = first + r * W + tl.arange(0, W)
+        tl.store(out + row, product(tiles, values, r, W, BK), row < n)

@@ -1,7 +1,4 @@
-"""The head of one token in one launch: norm, logits and the likeliest token.
-
-Each program offers its best logit to one number in memory by an atomic maximum; the last to finish reads it.
-"""
+"""The head of one token in two launches: norm, logits and the best of a few rows; then the best of those, the token."""
 
 import torch
 import triton
@@ -9,14 +6,13 @@ import triton.language as tl
 
 from optim.engine import compose
 from optim.kernels.launch import chain, launch
-from optim.kernels.linear.gemv import block, rows_of, tiles
-from optim.kernels.linear.normed import gains_of, norm_of
-from optim.kernels.moe.front import order_of
+from optim.kernels.linear.gemv import block, product, programs, rows_of, shape, tiles, vector_of
+from optim.kernels.linear.normed import gained, scale_of, summed
 from optim.kernels.tiles import tile
 
 __all__ = ["head"]
 
-LEAST = 1 - 2**63
+FOUND = 8192  # bests a turn
 
 
 def head(x, residual, weight, matrix, eps, ops, token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -24,46 +20,50 @@ def head(x, residual, weight, matrix, eps, ops, token: torch.Tensor) -> tuple[to
     if len(x) > 1 or residual is None:
         return compose.head(x, residual, weight, matrix, eps, ops)
     n, depth = matrix.shape
-    logits = torch.empty(1, n, dtype=torch.float32, device=x.device)
-    best, counter = scratch(x.device)
     chosen = tile("head_argmax", (n, depth), tiles(n))
-    launch(head_argmax_kernel, (triton.cdiv(n, chosen["BN"]),))(
-        *(x, residual, weight, matrix, best, counter, logits, token, n, eps, depth), BK=block(depth), **chosen
+    count = programs(n, chosen)
+    logits = torch.empty(1, n, dtype=torch.float32, device=x.device)
+    bests = torch.empty(count, dtype=torch.int64, device=x.device)
+    launch(head_argmax_kernel, (count,))(
+        x, residual, weight, matrix, bests, logits, n, eps, depth, BK=block(matrix), **shape(chosen)
     )
+    launch(head_token_kernel, (1,))(bests, token, count, BLOCK=FOUND, num_warps=16)
     return logits, token
 
 
-state: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-
-
-def scratch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best so far, as `order_of` has it, and how many programs have finished; the last one sets both back."""
-    if device not in state:
-        best = torch.full((1,), LEAST, dtype=torch.int64, device=device)
-        state[device] = best, torch.zeros(1, dtype=torch.int32, device=device)
-    return state[device]
+@triton.jit
+def order_of(x, i):
+    """A number per x that sorts as x does, and of equals the lowest i last: int64, its low half says i."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - i).to(tl.int64)
 
 
 @triton.jit
 def head_argmax_kernel(
-    x, residual, weight, matrix, best, counter, logits, token, n, eps,
-    depth: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    x, residual, weight, matrix, bests, logits, n, eps,
+    depth: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * BN + tl.arange(0, BN)
-    tiles = rows_of(matrix, row, n, depth, BK)
-    gains = gains_of(weight, depth, BK)
+    first = tl.program_id(0) * W * R
+    tiles = rows_of(matrix, first, n, depth, W, R, BK)
+    gains = vector_of(weight, depth, W, BK)
     chain(PDL)
-    values = norm_of(x, residual, gains, x, 0, eps, depth, True, BK)
-    products = tl.zeros((BN, BK), tl.float32)
-    for i in tl.static_range(len(tiles)):
-        products += tiles[i].to(tl.float32) * values[i].to(tl.float32)[None, :]
-    found = tl.sum(products, 1)
-    tl.store(logits + row, found, row < n)
-    order = tl.where(row < n, order_of(found, row, 0x7FFFFFFF), -0x7FFFFFFFFFFFFFFF)
-    tl.atomic_max(best, tl.max(order))
-    tl.debug_barrier()
-    if tl.atomic_add(counter, 1) == tl.cdiv(n, BN) - 1:
-        top = tl.atomic_max(best, -0x7FFFFFFFFFFFFFFF)
-        tl.store(token, (0x7FFFFFFE - (top & 0x7FFFFFFF)).to(tl.int64))
-        tl.store(best, -0x7FFFFFFFFFFFFFFF)
-        tl.store(counter, 0)
+    parts = summed(x, residual, depth, True, W, BK)
+    scale, values = scale_of(parts, eps, depth, W, BK), gained(parts, gains)
+    best = tl.full((W,), -0x7FFFFFFFFFFFFFFF, tl.int64)
+    for r in tl.static_range(R):
+        row = first + r * W + tl.arange(0, W)
+        found = product(tiles, values, r, W, BK) * scale
+        tl.store(logits + row, found, row < n)
+        best = tl.maximum(best, tl.where(row < n, order_of(found, row), -0x7FFFFFFFFFFFFFFF))
+    tl.store(bests + tl.program_id(0), tl.max(best))
+
+
+@triton.jit
+def head_token_kernel(bests, token, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    chain(PDL)
+    i = tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), -0x7FFFFFFFFFFFFFFF, tl.int64)
+    for first in range(0, count, BLOCK):
+        best = tl.maximum(best, tl.load(bests + first + i, first + i < count, -0x7FFFFFFFFFFFFFFF))
+    tl.store(token, 0x7FFFFFFF - (tl.max(best) & 0x7FFFFFFF))

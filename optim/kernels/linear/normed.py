@@ -1,4 +1,4 @@
-"""Norms inside the projection that reads them: every program norms the one row anew, which costs less than a launch."""
+"""Norms inside the projection that reads them: every warp norms the one row anew, which costs less than a launch."""
 
 import torch
 import triton
@@ -7,7 +7,7 @@ import triton.language as tl
 from optim.engine import compose
 from optim.kernels.launch import chain, launch
 from optim.kernels.linear.concat import joined
-from optim.kernels.linear.gemv import block, rows_of, tiles
+from optim.kernels.linear.gemv import block, product, programs, rows_of, shape, tiles, vector_of
 from optim.kernels.tiles import tile
 
 __all__ = ["gated_norm_linear", "norm_linears"]
@@ -31,11 +31,11 @@ def normed(x, residual, weight, matrix, eps) -> tuple[torch.Tensor, torch.Tensor
     out = torch.empty(1, n, dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(x)
     chosen = tile("norm_gemv", (n, depth), tiles(n))
-    launch(norm_gemv_kernel, (triton.cdiv(n, chosen["BN"]),))(
+    launch(norm_gemv_kernel, (programs(n, chosen),))(
         *(x, residual, weight, matrix, out, total, n, eps, depth),
         ADD=residual is not None,
-        BK=block(depth),
-        **chosen,
+        BK=block(matrix),
+        **shape(chosen),
     )
     return out, total
 
@@ -44,80 +44,100 @@ def gated_norm_linear(o, gate, weight, matrix, eps, ops) -> torch.Tensor:
     if len(o) > 1:
         return compose.gated_norm_linear(o, gate, weight, matrix, eps, ops)
     n, d = len(matrix), len(weight)
-    heads = o.shape[1] // d
     out = torch.empty(1, n, dtype=o.dtype, device=o.device)
     chosen = tile("gated_norm_gemv", tuple(matrix.shape), tiles(n))
-    launch(gated_norm_gemv_kernel, (triton.cdiv(n, chosen["BN"]),))(
-        o, gate, weight, matrix, out, n, eps, heads, H=triton.next_power_of_2(heads), D=d, **chosen
+    launch(gated_norm_gemv_kernel, (programs(n, chosen),))(
+        o, gate, weight, matrix, out, n, eps, o.shape[1], D=d, **shape(chosen)
     )
     return out
 
 
 @triton.jit
-def norm_of(x, residual, gains, total, kept, eps, depth: tl.constexpr, ADD: tl.constexpr, BK: tl.constexpr):
-    """The row x (+ residual), as a tuple of (BK,) parts: normed, times gains, rounded; the first `kept` numbers of the sum go to total."""
-    k = tl.arange(0, BK)
-    parts = ()
-    squares = tl.zeros((BK,), tl.float32)
-    for first in tl.static_range(0, depth, BK):
-        inside = first + k < depth
-        part = tl.load(x + first + k, inside, 0.0)
-        if ADD:
-            part += tl.load(residual + first + k, inside, 0.0)
-            tl.store(total + first + k, part, first + k < kept)
-        parts += (part,)
-        squares += part.to(tl.float32) * part.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(squares) / depth + eps)
+def summed(x, residual, depth: tl.constexpr, ADD: tl.constexpr, W: tl.constexpr, BK: tl.constexpr):
+    """The row x (+ residual) as vector_of has it."""
+    parts = vector_of(x, depth, W, BK)
+    if ADD:
+        others = vector_of(residual, depth, W, BK)
+        sums = ()
+        for i in tl.static_range(len(parts)):
+            sums += (parts[i] + others[i],)
+        parts = sums
+    return parts
+
+
+@triton.jit
+def keep(total, parts, depth: tl.constexpr, W: tl.constexpr, BK: tl.constexpr):
+    """The first program's first warp stores the row."""
+    for i in tl.static_range(len(parts)):
+        k, warp = i * BK + tl.arange(0, BK)[None, :], tl.arange(0, W)[:, None]
+        tl.store(total + k + warp * 0, parts[i], (k < depth) & (tl.program_id(0) * W + warp == 0))
+
+
+@triton.jit
+def scale_of(parts, eps, depth: tl.constexpr, W: tl.constexpr, BK: tl.constexpr):
+    """The norm's factor, a copy for every warp (W,); it may follow the product, which so need not wait for it."""
+    squares = tl.zeros((W, BK), tl.float32)
+    for i in tl.static_range(len(parts)):
+        squares += parts[i].to(tl.float32) * parts[i].to(tl.float32)
+    return 1.0 / tl.sqrt(tl.sum(squares, 1) / depth + eps)
+
+
+@triton.jit
+def gained(parts, gains):
+    """Parts times gains, fp32."""
     out = ()
     for i in tl.static_range(len(parts)):
-        out += ((parts[i].to(tl.float32) * scale * gains[i]).to(parts[i].dtype),)
+        out += (parts[i].to(tl.float32) * gains[i].to(tl.float32),)
     return out
 
 
 @triton.jit
-def gains_of(weight, depth: tl.constexpr, BK: tl.constexpr):
-    """A norm's weights as a tuple of (BK,) fp32 parts."""
-    k = tl.arange(0, BK)
+def older_vector_of(x, depth: tl.constexpr, W: tl.constexpr, BK: tl.constexpr):
+    """As vector_of, past the cache of this processor: for what an earlier launch wrote, before the wait."""
     parts = ()
-    for first in tl.static_range(0, depth, BK):
-        parts += (tl.load(weight + first + k, first + k < depth, 0.0).to(tl.float32),)
+    for begin in tl.static_range(0, depth, BK):
+        k = begin + tl.arange(0, BK)[None, :] + tl.arange(0, W)[:, None] * 0
+        parts += (tl.load(x + k, k < depth, 0.0, cache_modifier=".cg"),)
     return parts
 
 
 @triton.jit
 def norm_gemv_kernel(
     x, residual, weight, matrix, out, total, n, eps,
-    depth: tl.constexpr, ADD: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    depth: tl.constexpr, ADD: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    row = program * BN + tl.arange(0, BN)
-    tiles = rows_of(matrix, row, n, depth, BK)
-    gains = gains_of(weight, depth, BK)
+    first = tl.program_id(0) * W * R
+    tiles = rows_of(matrix, first, n, depth, W, R, BK)
+    gains = vector_of(weight, depth, W, BK)
     chain(PDL)
-    kept = tl.where(program == 0, depth, 0)
-    values = norm_of(x, residual, gains, total, kept, eps, depth, ADD, BK)
-    products = tl.zeros((BN, BK), tl.float32)
-    for i in tl.static_range(len(tiles)):
-        products += tiles[i].to(tl.float32) * values[i].to(tl.float32)[None, :]
-    tl.store(out + row, tl.sum(products, 1), row < n)
+    parts = summed(x, residual, depth, ADD, W, BK)
+    if ADD:
+        keep(total, parts, depth, W, BK)
+    scale, values = scale_of(parts, eps, depth, W, BK), gained(parts, gains)
+    for r in tl.static_range(R):
+        row = first + r * W + tl.arange(0, W)
+        tl.store(out + row, product(tiles, values, r, W, BK) * scale, row < n)
 
 
 @triton.jit
 def gated_norm_gemv_kernel(
-    o, gate, weight, matrix, out, n, eps, heads,
-    H: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr,
+    o, gate, weight, matrix, out, n, eps,
+    depth: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * BN + tl.arange(0, BN)
-    k, head, d = tl.arange(0, H * D), tl.arange(0, H), tl.arange(0, D)
-    depth = heads * D
-    at = matrix + row[:, None].to(tl.int64) * depth + k[None, :]
-    products = tl.load(at, (row < n)[:, None] & (k < depth)[None, :], 0.0, eviction_policy="evict_first")
-    gain = tl.load(weight + d).to(tl.float32)
+    """A part is a head. The gate is two launches old: it opens before the wait."""
+    first = tl.program_id(0) * W * R
+    tiles = rows_of(matrix, first, n, depth, W, R, D)
+    gain, gates = vector_of(weight, D, W, D), older_vector_of(gate, depth, W, D)
+    openings = ()
+    for i in tl.static_range(len(gates)):
+        openings += (gain[0].to(tl.float32) * tl.sigmoid(gates[i].to(tl.float32)),)
     chain(PDL)
-    own = head[:, None] * D + d[None, :]
-    value = tl.load(o + own, (head < heads)[:, None], 0.0).to(tl.float32)
-    opening = tl.sigmoid(tl.load(gate + own, (head < heads)[:, None], 0.0).to(tl.float32))
-    scale = 1.0 / tl.sqrt(tl.sum(value * value, 1) / D + eps)
-    value = (value * scale[:, None] * gain[None, :] * opening).to(out.dtype.element_ty)
-    value = tl.reshape(value, (H * D,)).to(tl.float32)
-    tl.store(out + row, tl.sum(products.to(tl.float32) * value[None, :], 1), row < n)
+    parts = vector_of(o, depth, W, D)
+    values = ()
+    for i in tl.static_range(len(parts)):
+        value = parts[i].to(tl.float32)
+        scale = 1.0 / tl.sqrt(tl.sum(value * value, 1) / D + eps)
+        values += (value * scale[:, None] * openings[i],)
+    for r in tl.static_range(R):
+        row = first + r * W + tl.arange(0, W)
+        tl.store(out + row, product(tiles, values, r, W, D), row < n)

@@ -1,9 +1,10 @@
-"""mla_core of one token in four launches instead of a dozen.
+"""mla_core of one token in five launches instead of a dozen.
 
 mla_query   queries from their latent, its norm inside; beside them the new key's norm, rotation and storing
 mla_absorb  W_uk into the query, whose rotated part turns beside it
 mla_split   each program attends to some of the context, whose first tokens it reads before its wait
-mla_output  the splits merged, times W_uv, times the head's gate
+mla_join    the splits merged
+mla_values  times W_uv, times the head's gate
 """
 
 import torch
@@ -12,25 +13,25 @@ import triton.language as tl
 
 from optim.engine import mla
 from optim.kernels.launch import chain, launch
-from optim.kernels.linear.gemv import block, rows_of, tiles
-from optim.kernels.linear.normed import gains_of, norm_of
+from optim.kernels.linear.gemv import block, product, programs, rows_of, shape, tiles, vector_of
+from optim.kernels.linear.normed import gained, scale_of
 from optim.kernels.tiles import tile
 
 __all__ = ["mla_core"]
 
 ABSORB = [{"BL": columns, "num_warps": warps} for columns in (64, 32, 128) for warps in (4, 2, 8)]
-SPLIT = [{"S": s, "BT": t, "num_warps": w} for s, t in ((64, 32), (64, 64), (128, 64), (128, 32)) for w in (4, 8)]
-OUTPUT = [{"BV": rows, "num_warps": warps} for rows in (32, 16, 64, 128) for warps in (4, 8)]
+SPLIT = [{"S": s, "BT": t, "num_warps": w} for s, t in ((256, 64), (256, 32), (128, 128), (64, 64)) for w in (8, 4)]
+JOIN = [{"BL": columns, "num_warps": warps} for columns in (64, 32, 128) for warps in (4, 8)]
+VALUES = [{"R": rows, "num_warps": warps} for rows, warps in ((1, 4), (2, 4), (4, 4), (1, 8), (2, 8))]
 HEADS = 16  # the rows of one matrix product
-MERGED = 16  # splits a turn
 
 
 def mla_core(q, kv, gate, w, latent, table, meta, c, ops) -> torch.Tensor:
     rotated = c.rope_theta is not None
     q = query(q, kv, w, latent, table, meta, c, rotated)
     q_latent, q_rope = absorb(q, w, table, meta, c, rotated)
-    parts = split(q_latent, q_rope, latent, meta, c)
-    return output(*parts, gate, w, meta, c)
+    o = join(*split(q_latent, q_rope, latent, meta, c), meta)
+    return values_of(o, gate, w, c)
 
 
 def query(q, kv, w, latent, table, meta, c, rotated: bool) -> torch.Tensor:
@@ -39,14 +40,14 @@ def query(q, kv, w, latent, table, meta, c, rotated: bool) -> torch.Tensor:
     n, depth = (0, q.shape[1]) if full else w.q_b.shape
     out = q if full else torch.empty(1, n, dtype=q.dtype, device=q.device)
     chosen = tile("mla_query", (n, depth), tiles(n))
-    launch(mla_query_kernel, (triton.cdiv(n, chosen["BN"]) + 1,))(
+    launch(mla_query_kernel, (programs(n, chosen) + 1,))(
         *(q, kv, kv if full else w.q_norm, kv if full else w.q_b, out, w.kv_norm, latent, table),
         *(meta.position, meta.slot, n, c.eps, 1 if full else depth),
         LORA=c.kv_lora,
         HALF=c.rope // 2,
         ROTATED=rotated,
-        BK=1 if full else block(depth),
-        **chosen,
+        BK=1 if full else block(w.q_b),
+        **shape(chosen),
     )
     return out
 
@@ -70,8 +71,8 @@ def absorb(q, w, table, meta, c, rotated: bool) -> tuple[torch.Tensor, torch.Ten
     return q_latent, q_rope
 
 
-def split(q_latent, q_rope, latent, meta, c) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
-    """-> sums (S, h, lora), tops and weights (S, h) fp32 of every split, S, and tokens a turn."""
+def split(q_latent, q_rope, latent, meta, c) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """-> sums (S, h, lora), tops and weights (S, h) fp32 of every split, and tokens a turn."""
     chosen = tile("mla_split", (c.heads, c.kv_lora), SPLIT)
     parts = torch.empty(chosen["S"], c.heads, c.kv_lora, dtype=torch.float32, device=latent.device)
     tops = torch.empty(chosen["S"], c.heads, dtype=torch.float32, device=latent.device)
@@ -83,21 +84,35 @@ def split(q_latent, q_rope, latent, meta, c) -> tuple[torch.Tensor, torch.Tensor
         BH=HEADS,
         **chosen,
     )
-    return parts, tops, weights, chosen["S"], chosen["BT"]
+    return parts, tops, weights, chosen["BT"]
 
 
-def output(parts, tops, weights, s: int, tokens: int, gate, w, meta, c) -> torch.Tensor:
-    """The splits -> (1, h v)."""
-    out = torch.empty(1, c.heads * c.v_dim, dtype=w.kv_b.dtype, device=parts.device)
-    chosen = tile("mla_output", (c.heads, c.v_dim, c.kv_lora), OUTPUT)
-    launch(mla_output_kernel, (c.heads, triton.cdiv(c.v_dim, chosen["BV"])))(
-        *(parts, tops, weights, meta.length, w.kv_b, gate[0] if gate else out, out, c.nope, c.v_dim, c.heads),
-        LORA=c.kv_lora,
+def join(parts, tops, weights, tokens: int, meta) -> torch.Tensor:
+    """The splits, `tokens` of the context a turn -> (h, lora) fp32."""
+    s, heads, lora = parts.shape
+    out = torch.empty(heads, lora, dtype=torch.float32, device=parts.device)
+    chosen = tile("mla_join", (heads, lora, s), JOIN)
+    columns = min(chosen["BL"], lora)
+    launch(mla_join_kernel, (heads, lora // columns))(
+        *(parts, tops, weights, meta.length, out, heads, lora),
         S=s,
         BT=tokens,
-        BS=min(s, MERGED),
+        BL=columns,
+        num_warps=chosen["num_warps"],
+    )
+    return out
+
+
+def values_of(o, gate, w, c) -> torch.Tensor:
+    """o (h, lora) -> (1, h v)."""
+    out = torch.empty(1, c.heads * c.v_dim, dtype=w.kv_b.dtype, device=o.device)
+    chosen = tile("mla_values", (c.heads, c.v_dim, c.kv_lora), VALUES)
+    launch(mla_values_kernel, (c.heads, programs(c.v_dim, chosen)))(
+        *(o, w.kv_b, gate[0] if gate else out, out, c.nope, c.v_dim),
+        LORA=c.kv_lora,
         GATED=bool(gate),
-        **chosen,
+        BK=block(w.kv_b),
+        **shape(chosen),
     )
     return out
 
@@ -106,25 +121,24 @@ def output(parts, tops, weights, s: int, tokens: int, gate, w, meta, c) -> torch
 def mla_query_kernel(
     q, kv, q_norm, q_b, out, kv_norm, latent, table, position, slot, n, eps,
     depth: tl.constexpr, LORA: tl.constexpr, HALF: tl.constexpr, ROTATED: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    W: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    row = program * BN + tl.arange(0, BN)
-    tiles = rows_of(q_b, row, n, depth, BK)
-    gains = gains_of(q_norm, depth, BK)
+    first = tl.program_id(0) * W * R
+    tiles = rows_of(q_b, first, n, depth, W, R, BK)
+    gains = vector_of(q_norm, depth, W, BK)
     chain(PDL)
-    if program * BN < n:
-        values = norm_of(q, q, gains, out, 0, eps, depth, False, BK)
-        products = tl.zeros((BN, BK), tl.float32)
-        for i in tl.static_range(len(tiles)):
-            products += tiles[i].to(tl.float32) * values[i].to(tl.float32)[None, :]
-        tl.store(out + row, tl.sum(products, 1), row < n)
+    if first < n:
+        parts = vector_of(q, depth, W, BK)
+        scale, values = scale_of(parts, eps, depth, W, BK), gained(parts, gains)
+        for r in tl.static_range(R):
+            row = first + r * W + tl.arange(0, W)
+            tl.store(out + row, product(tiles, values, r, W, BK) * scale, row < n)
     else:
         c, plane = tl.arange(0, LORA), tl.arange(0, HALF)
         to = latent + tl.load(slot).to(tl.int64) * (LORA + 2 * HALF)
         value = tl.load(kv + c).to(tl.float32)
-        scale = 1.0 / tl.sqrt(tl.sum(value * value) / LORA + eps)
-        tl.store(to + c, value * scale * tl.load(kv_norm + c).to(tl.float32))
+        factor = 1.0 / tl.sqrt(tl.sum(value * value) / LORA + eps)
+        tl.store(to + c, value * factor * tl.load(kv_norm + c).to(tl.float32))
         turn(kv + LORA, to + LORA, table, position, plane, HALF, ROTATED)
 
 
@@ -210,28 +224,35 @@ def mla_split_kernel(
 
 
 @triton.jit
-def mla_output_kernel(
-    parts, tops, weights, length, kv_b, gate, out, nope, values, heads,
-    LORA: tl.constexpr, S: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, GATED: tl.constexpr, BV: tl.constexpr,
-    PDL: tl.constexpr,
+def mla_join_kernel(
+    parts, tops, weights, length, out, heads, lora,
+    S: tl.constexpr, BT: tl.constexpr, BL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    head, v, c = tl.program_id(0), tl.program_id(1) * BV + tl.arange(0, BV), tl.arange(0, LORA)
-    at = kv_b + (head.to(tl.int64) * (nope + values) + nope + v[:, None]) * LORA + c[None, :]
-    w = tl.load(at, (v < values)[:, None], 0.0, eviction_policy="evict_first")
+    head, c, split = tl.program_id(0), tl.program_id(1) * BL + tl.arange(0, BL), tl.arange(0, S)
     tokens = tl.load(length, cache_modifier=".cg")
-    used = tl.cdiv(tokens, tl.cdiv(tl.cdiv(tokens, S), BT) * BT)
+    used = split < tl.cdiv(tokens, tl.cdiv(tl.cdiv(tokens, S), BT) * BT)
+    row = split * heads + head
     chain(PDL)
-    every = tl.arange(0, S)
-    peaks = tl.load(tops + every * heads + head, every < used, float("-inf"))
-    peak = tl.max(peaks, 0)
-    total = tl.sum(tl.exp(peaks - peak) * tl.load(weights + every * heads + head, every < used, 0.0), 0)
-    merged = tl.zeros((LORA,), tl.float32)
-    for first in range(0, used, BS):
-        split = first + tl.arange(0, BS)
-        share = tl.exp(tl.load(tops + split * heads + head, split < used, float("-inf")) - peak)
-        row = parts + (split * heads + head)[:, None] * LORA + c[None, :]
-        merged += tl.sum(tl.load(row, (split < used)[:, None], 0.0) * share[:, None], 0)
-    o = tl.sum(w.to(tl.float32) * merged[None, :], 1) / total
+    peaks = tl.load(tops + row, used, float("-inf"))
+    found = tl.load(parts + row[:, None] * lora + c[None, :], used[:, None], 0.0)
+    share = tl.exp(peaks - tl.max(peaks, 0))
+    total = tl.sum(share * tl.load(weights + row, used, 0.0), 0)
+    tl.store(out + head * lora + c, tl.sum(found * share[:, None], 0) / total)
+
+
+@triton.jit
+def mla_values_kernel(
+    o, kv_b, gate, out, nope, values,
+    LORA: tl.constexpr, GATED: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    head, first = tl.program_id(0), tl.program_id(1) * W * R
+    own = kv_b + (head.to(tl.int64) * (nope + values) + nope) * LORA
+    tiles = rows_of(own, first, values, LORA, W, R, BK)
+    chain(PDL)
+    parts = vector_of(o + head * LORA, LORA, W, BK)
+    opening = 1.0
     if GATED:
-        o *= tl.sigmoid(tl.load(gate + head).to(tl.float32))
-    tl.store(out + head * values + v, o, v < values)
+        opening = tl.sigmoid(tl.load(gate + head).to(tl.float32))
+    for r in tl.static_range(R):
+        v = first + r * W + tl.arange(0, W)
+        tl.store(out + head * values + v, product(tiles, parts, r, W, BK) * opening, v < values)

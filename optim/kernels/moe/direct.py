@@ -10,13 +10,13 @@ import triton.language as tl
 
 from optim.engine import compose
 from optim.kernels.launch import chain, launch
-from optim.kernels.linear.gemv import block
+from optim.kernels.linear.gemv import block, product, programs, rows_of, shape, vector_of
 from optim.kernels.tiles import tile
 
 __all__ = ["experts"]
 
-UP = [{"BN": rows, "num_warps": warps} for rows in (8, 4, 16, 2) for warps in (4, 8, 2)]
-DOWN = [{"BN": rows, "num_warps": warps} for rows in (2, 4, 1, 8) for warps in (2, 4, 8)]
+UP = [{"R": rows, "num_warps": warps} for rows, warps in ((1, 4), (2, 4), (1, 8), (1, 2), (2, 2), (2, 8), (4, 2))]
+DOWN = [{"R": 1, "num_warps": warps} for warps in (4, 2, 8, 1)]
 
 
 def experts(x, w, weights, chosen, shared, limit, ops) -> torch.Tensor:
@@ -25,66 +25,91 @@ def experts(x, w, weights, chosen, shared, limit, ops) -> torch.Tensor:
     k, (half, hidden) = chosen.shape[1], (w.w13.shape[1] // 2, w.w13.shape[2])
     active = torch.empty(k, half, dtype=x.dtype, device=x.device)
     sizes = tile("experts_up_direct", (half, hidden), UP)
-    launch(experts_up_direct_kernel, (triton.cdiv(half, sizes["BN"]), k))(
-        x, w.w13, chosen, active, half, limit or 0.0, hidden, LIMITED=limit is not None, BK=block(hidden), **sizes
+    launch(experts_up_direct_kernel, (programs(half, sizes), k))(
+        *(x, w.w13, chosen, active, half, limit or 0.0, hidden),
+        LIMITED=limit is not None,
+        BK=block(w.w13),
+        **shape(sizes),
     )
     out = torch.empty_like(x)
-    inner = shared.shape[1]
     sizes = tile("experts_down_direct", (hidden, half), DOWN)
-    launch(experts_down_direct_kernel, (triton.cdiv(hidden, sizes["BN"]),))(
-        *(active, w.w2, chosen, weights, shared, w.shared_down, out, hidden, half, inner),
+    launch(experts_down_direct_kernel, (programs(hidden, sizes),))(
+        *(active, w.w2, chosen, weights, shared, w.shared_down, out, hidden, half, shared.shape[1]),
         K=k,
-        BI=triton.next_power_of_2(half),
-        BS=triton.next_power_of_2(inner),
-        **sizes,
+        BI=block(w.w2),
+        BS=block(w.shared_down),
+        **shape(sizes),
     )
     return out
 
 
 @triton.jit
-def experts_up_direct_kernel(
-    x, weight, chosen, out, half, limit,
-    depth: tl.constexpr, LIMITED: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    row, j, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1), tl.arange(0, BK)
-    chain(PDL)
-    own = weight + tl.load(chosen + j).to(tl.int64) * 2 * half * depth
-    at = own + row[:, None].to(tl.int64) * depth + k[None, :]
-    gates, ups = tl.zeros((BN, BK), tl.float32), tl.zeros((BN, BK), tl.float32)
-    for first in tl.static_range(0, depth, BK):
-        inside = (row < half)[:, None] & (first + k < depth)[None, :]
-        value = tl.load(x + first + k, first + k < depth, 0.0).to(tl.float32)[None, :]
-        gates += tl.load(at + first, inside, 0.0, eviction_policy="evict_first").to(tl.float32) * value
-        ups += tl.load(at + half * depth + first, inside, 0.0, eviction_policy="evict_first").to(tl.float32) * value
-    gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
+def activated(gate, up, limit, LIMITED: tl.constexpr):
     gate = gate * tl.sigmoid(gate)
     if LIMITED:
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
-    tl.store(out + j * half + row, gate * up, row < half)
+    return gate * up
+
+
+@triton.jit
+def one_expert(
+    own, values, out, first, half, limit,
+    depth: tl.constexpr, LIMITED: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Some rows of one expert's first half, whose matrix begins at `own`."""
+    gates = rows_of(own, first, half, depth, W, R, BK)
+    ups = rows_of(own + half * depth, first, half, depth, W, R, BK)
+    for r in tl.static_range(R):
+        row = first + r * W + tl.arange(0, W)
+        found = activated(product(gates, values, r, W, BK), product(ups, values, r, W, BK), limit, LIMITED)
+        tl.store(out + row, found, row < half)
+
+
+@triton.jit
+def mixed(
+    active, tiles, shares, shared, own, out, first, hidden,
+    half: tl.constexpr, inner: tl.constexpr, K: tl.constexpr, BI: tl.constexpr, BS: tl.constexpr,
+    W: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Some rows of the experts' second halves, each by its share, and of the shared expert's."""
+    vector = vector_of(shared, inner, W, BS)
+    vectors = ()
+    for j in tl.static_range(K):
+        vectors += (vector_of(active + j * half, half, W, BI),)
+    for r in tl.static_range(R):
+        total = product(own, vector, r, W, BS)
+        for j in tl.static_range(K):
+            total += product(tiles[j], vectors[j], r, W, BI) * shares[j]
+        row = first + r * W + tl.arange(0, W)
+        tl.store(out + row, total, row < hidden)
+
+
+@triton.jit
+def experts_up_direct_kernel(
+    x, weight, chosen, out, half, limit,
+    depth: tl.constexpr, LIMITED: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    first, j = tl.program_id(0) * W * R, tl.program_id(1)
+    chain(PDL)
+    own = weight + tl.load(chosen + j).to(tl.int64) * 2 * half * depth
+    values = vector_of(x, depth, W, BK)
+    one_expert(own, values, out + j * half, first, half, limit, depth, LIMITED, W, R, BK)
 
 
 @triton.jit
 def experts_down_direct_kernel(
-    active, weight, chosen, weights, shared, shared_down, out, hidden, half, inner,
-    K: tl.constexpr, BN: tl.constexpr, BI: tl.constexpr, BS: tl.constexpr, PDL: tl.constexpr,
+    active, weight, chosen, weights, shared, shared_down, out, hidden,
+    half: tl.constexpr, inner: tl.constexpr, K: tl.constexpr, BI: tl.constexpr, BS: tl.constexpr,
+    W: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The router spoke two launches ago or earlier: which weights to read is known before the wait."""
-    row, i, s = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BI), tl.arange(0, BS)
-    real = (row < hidden)[:, None]
-    own = tl.load(
-        shared_down + row[:, None] * inner + s[None, :], real & (s < inner)[None, :], 0.0, eviction_policy="evict_first"
-    )
+    first = tl.program_id(0) * W * R
+    own = rows_of(shared_down, first, hidden, inner, W, R, BS)
     tiles, shares = (), ()
     for j in tl.static_range(K):
         expert = weight + tl.load(chosen + j, cache_modifier=".cg").to(tl.int64) * hidden * half
-        at = expert + row[:, None] * half + i[None, :]
-        tiles += (tl.load(at, real & (i < half)[None, :], 0.0, eviction_policy="evict_first"),)
+        tiles += (rows_of(expert, first, hidden, half, W, R, BI),)
         shares += (tl.load(weights + j, cache_modifier=".cg"),)
     chain(PDL)
-    total = tl.zeros((BN, BI), tl.float32)
-    for j in tl.static_range(K):
-        value = tl.load(active + j * half + i, i < half, 0.0).to(tl.float32) * shares[j]
-        total += tiles[j].to(tl.float32) * value[None, :]
-    value = tl.load(shared + s, s < inner, 0.0).to(tl.float32)
-    tl.store(out + row, tl.sum(total, 1) + tl.sum(own.to(tl.float32) * value[None, :], 1), row < hidden)
+    mixed(active, tiles, shares, shared, own, out, first, hidden, half, inner, K, BI, BS, W, R)

@@ -1,0 +1,16 @@
+"""An MoE layer of one token in three launches: each reader of the experts ranks them by itself, from the router's logits."""
+
+import pandas as pd
+
+from optim.base import operation
+from optim.sites import kernels
+
+removes = "every launch of an MoE layer but three, and the wait for one program's top-k"
+rung = 13
+replaces = ("moe_align_pairs", "moe_direct", "swiglu_epilogue")
+exact = False
+blocked, apply, took_effect = operation("moe", "optim.kernels.moe.fused")
+
+
+def find(trace) -> pd.DataFrame:
+    return kernels(trace, "fuse", layer="layer N moe")
