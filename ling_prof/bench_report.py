@@ -1,18 +1,15 @@
 """The result of a decode benchmark as plain data: its shape, its figures, its file, and the comparison of two."""
 
-import json
 import math
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, cast
 
-import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ling_prof import lock
+from ling_prof import lock, plain_file
 from ling_prof.errors import UserError
+from ling_prof.plain_file import check_writable as check_writable
 
 SCHEMA = "ling-prof.bench/1"
 COMPARISON = "ling-prof.bench-compare/1"
@@ -111,28 +108,11 @@ def _range(values: list[float]) -> Range:
 
 def load(path: Path) -> Bench:
     """The benchmark in a file. Raises UserError for what cannot be read, is no JSON, or has another schema or shape."""
-    data = _read(path)
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema", "no schema") if isinstance(data, dict) else "no object"
-        raise UserError(f"{path}: found {found}, not {SCHEMA}; make one with ling-prof bench --output {path.name}.")
-    try:
-        msgspec.convert(data, Bench)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path}: not a whole {SCHEMA} ({error}); measure again with ling-prof bench.") from None
-    lock.from_dict(data["lock"], path)
-    bench = cast(Bench, data)
+    bench = cast(Bench, plain_file.read(path, SCHEMA, Bench, "ling-prof bench"))
+    lock.from_dict(bench["lock"], path)
     _check_floor(bench["floor"], path)
     _check_summary(bench, path)
     return bench
-
-
-def _read(path: Path) -> Any:
-    try:
-        return msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error}); give a file that ling-prof bench --output wrote.") from None
 
 
 def _check_floor(floor: Floor, path: Path) -> None:
@@ -154,32 +134,9 @@ def _close(a: Any, b: Any) -> bool:
     return math.isclose(a, b, rel_tol=1e-6)
 
 
-def check_writable(path: Path) -> None:
-    """Raises UserError when `save` could not write there: ask before a long run."""
-    folder = path.absolute().parent
-    if not os.path.isdir(folder):
-        fault = "its folder does not exist"
-    elif os.path.lexists(path) and not os.path.isfile(path):
-        fault = "it is no regular file"
-    elif not os.access(folder, os.W_OK):
-        fault = "its folder is read-only"
-    else:
-        return
-    raise UserError(f"{path} cannot be written: {fault}.")
-
-
 def save(bench: Bench, path: Path) -> None:
     """Writes the whole file or none of it. Raises UserError where that fails."""
-    check_writable(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(json.dumps(bench, indent=1, allow_nan=False) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+    plain_file.write(bench, path)
 
 
 def compare(a: Bench, b: Bench, force: bool = False, names: tuple[str, str] = ("A", "B")) -> dict[str, Any]:

@@ -105,13 +105,13 @@ def applied(engine: Any, names: list[str], kept: dict[tuple[str, ...], Any] | No
 def _proofs(engine: Any, chosen: dict[str, ModuleType], kept: dict[tuple[str, ...], Any] | None) -> dict[str, str]:
     key = (str(engine.sampling.temperature), *chosen)
     if kept is not None and key in kept:
-        engine._run, proofs = kept[key]
+        engine._run, engine.logits, proofs = kept[key]
         return proofs
     engine.rehearse()
     engine.capture()
     proofs = {name: module.took_effect(engine) for name, module in chosen.items()}
     if kept is not None:
-        kept[key] = engine._run, proofs
+        kept[key] = engine._run, engine.logits, proofs
     return proofs
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import torch
 
 from ling_prof.bench_report import SCHEMA, Bench, Floor, Run, summarize
+from optim import base
 from optim.engine import floor
 from optim.engine.generate import Engine
 from optim.engine.sample import Sampling
@@ -23,9 +24,16 @@ Progress = Callable[[float], None]
 
 
 def run(options: BenchOptions, progress: Progress = lambda _: None) -> Bench:
-    """Opens the model, warms it up on one request, then times `options.runs` equal ones."""
+    """Opens the model, switches passes on, warms it up on one request, then times `options.runs` equal ones."""
     bandwidth, source = _bandwidth(options)
     engine = open_engine(options, options.osl, options.seed)
+    with base.applied(engine, options.names(engine)) as proofs:
+        found = _timed(engine, options, bandwidth, source, progress)
+    found["notes"] += [f"{name}: {proof}" for name, proof in proofs.items()]
+    return found
+
+
+def _timed(engine: Engine, options: BenchOptions, bandwidth: float | None, source: str, progress: Progress) -> Bench:
     prompt = prompt_for(engine.c, options.isl, options.seed)
     sampling = Sampling(options.temperature, options.seed)
     _request(engine, prompt, sampling, min(options.osl, WARM_UP_STEPS))
@@ -116,6 +124,12 @@ def _notes(engine: Engine, texts: list[list[int]]) -> list[str]:
         same = all(text == texts[0] for text in texts)
         said = "identical tokens" if same else "TOKENS DIFFER between the runs"
         notes.append(f"{len(texts)} runs, the same prompt: {said}")
+    return notes + reservations(engine)
+
+
+def reservations(engine: Engine) -> list[str]:
+    """What a reader of this engine's times must know."""
+    notes = []
     if engine.c.ranks > 1:
         notes.append(f"one of {engine.c.ranks} ranks, without the collectives between them: a lower bound")
     if not engine.use_graph:

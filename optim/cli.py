@@ -1,4 +1,4 @@
-"""The commands `bench`, `bench compare`, `trace` and `passes`. torch is imported only when the engine runs."""
+"""The commands `bench`, `bench compare`, `ablate`, `trace` and `passes`. Only the engine imports torch."""
 
 from importlib import import_module
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 
 from ling_prof.cli import AsJson, Top, answer, load_trace, print_json, print_parts, report_on, view_options
 from ling_prof.errors import UserError
-from optim.options import DTYPES, BenchOptions, TraceOptions
+from optim.options import DESIGNS, DTYPES, AblateOptions, BenchOptions, TraceOptions, check_folder
 
 NEEDED = ("safetensors", "torch", "triton")
 INSTALL = 'pip install "ling-prof[gpu]"'
@@ -19,6 +19,11 @@ Model = Annotated[str, MODEL]
 Isl = Annotated[int, typer.Option(help="Tokens of the prompt.")]
 Dtype = Annotated[str, typer.Option(help=f"Of weights and activations: {' or '.join(DTYPES)}.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: a GPU if there is one.")]
+Seed = Annotated[int, typer.Option(help="Of random weights, prompt and what is drawn.")]
+Switched = Annotated[str | None, typer.Option("--passes", metavar="A,B|all", help="Optimizations to switch on.")]
+Players = Annotated[
+    str | None, typer.Option("--passes", metavar="A,B,C+D", help="What to switch, C with D; default: all, by rungs.")
+]
 Eager = Annotated[bool, typer.Option("--eager", help="Launch every kernel by itself: no CUDA graph.")]
 
 
@@ -28,6 +33,7 @@ def register(app: typer.Typer) -> None:
     group.callback()(bench)
     group.command("compare")(compare)
     app.add_typer(group, name="bench")
+    app.command("ablate")(ablate)
     app.command("trace")(trace)
     app.command("passes")(passes)
 
@@ -38,11 +44,12 @@ def bench(
     isl: Isl = 8192,
     osl: Annotated[int, typer.Option(help="Tokens to generate.")] = 1024,
     runs: Annotated[int, typer.Option(help="Requests to time, one after the other.")] = 5,
-    seed: Annotated[int, typer.Option(help="Of random weights, prompt and sampling.")] = 0,
+    seed: Seed = 0,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token (greedy).")] = 0.0,
     dtype: Dtype = "bf16",
     device: Device = None,
     eager: Eager = False,
+    passes: Switched = None,
     bandwidth: Annotated[
         float | None, typer.Option(metavar="GB/S", help="Memory bandwidth for the floor; default: that of the device.")
     ] = None,
@@ -60,7 +67,8 @@ def bench(
 
         check_writable(output)
     lengths: dict[str, Any] = {"isl": isl, "osl": osl, "runs": runs, "seed": seed, "temperature": temperature}
-    options = BenchOptions(model=model, **lengths, dtype=dtype, device=device, eager=eager, bandwidth=bandwidth)
+    chosen: dict[str, Any] = {"dtype": dtype, "device": device, "eager": eager, "passes": passes}
+    options = BenchOptions(model=model, **lengths, **chosen, bandwidth=bandwidth)
     _measure(options, as_json, output)
 
 
@@ -103,6 +111,41 @@ def compare(
     print_json(found) if as_json else print_parts(show(found))
 
 
+def ablate(
+    model: Model,
+    passes: Players = None,
+    design: Annotated[str, typer.Option(help=f"{', '.join(DESIGNS[:-1])} or {DESIGNS[-1]}.")] = DESIGNS[0],
+    isl: Isl = 8192,
+    osl: Annotated[int, typer.Option(help="Tokens to measure, in whole windows.")] = 1024,
+    steps: Annotated[int, typer.Option(help="Tokens of a window.")] = 64,
+    sample: Annotated[
+        int | None, typer.Option(metavar="N", help="Measure N of the windows, spread evenly; default: all.")
+    ] = None,
+    seed: Seed = 0,
+    dtype: Dtype = "bf16",
+    device: Device = None,
+    eager: Eager = False,
+    traces: Annotated[bool, typer.Option(help="Record every rung of the ladder as well.")] = True,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where it all goes, and goes on from; default: ablation-MODEL."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measures what each optimization is worth: gated, interleaved, and attributed by a design."""
+    lengths: dict[str, Any] = {"isl": isl, "osl": osl, "steps": steps, "sample": sample, "seed": seed, "design": design}
+    chosen: dict[str, Any] = {"dtype": dtype, "device": device, "eager": eager, "passes": passes}
+    options = AblateOptions(model=model, **lengths, **chosen, traces=traces, output=output)
+    check_folder(options.folder)
+    from ling_prof.render.ablation import render
+    from ling_prof.render.progress import bar
+
+    run = _engine("ablate", device).run
+    with bar(f"switching passes of {model}") as progress:
+        found = run(options, progress)
+    print_json(found) if as_json else print_parts(render(found))
+
+
 def trace(
     model: Model,
     isl: Isl = 8192,
@@ -112,6 +155,7 @@ def trace(
     dtype: Dtype = "bf16",
     device: Device = None,
     eager: Eager = False,
+    passes: Switched = None,
     output: Annotated[Path | None, typer.Option(help="Where it goes; default: decode.json.gz or .nsys-rep.")] = None,
     top: Top = 5,
     as_json: AsJson = False,
@@ -119,7 +163,7 @@ def trace(
     """Records decode steps, times them without the profiler as well, and reports."""
     from ling_prof.bench_report import check_writable
 
-    chosen: dict[str, Any] = {"dtype": dtype, "device": device, "eager": eager}
+    chosen: dict[str, Any] = {"dtype": dtype, "device": device, "eager": eager, "passes": passes}
     options = TraceOptions(model=model, isl=isl, steps=steps, recorder=recorder, stacks=stacks, output=output, **chosen)
     check_writable(options.path)
     recording, tpot = _engine("trace", device).record(options)

@@ -4,12 +4,15 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from ling_prof import record as recorders
 from ling_prof.errors import UserError
+from optim import base
 from optim.engine.generate import Engine
 from optim.options import TraceOptions
 from optim.session import device_of, open_engine, prompt_for
@@ -27,12 +30,17 @@ def record(options: TraceOptions) -> tuple[Path, str]:
         raise UserError("trace needs a CUDA GPU: on a CPU there are no kernels to record.")
     if options.recorder == "nsys":
         return options.path, _under_nsys(options)
-    engine, tpot = rehearse(options)
+    with rehearsed(options) as (engine, tpot):
+        record_open(engine, options.path, options.steps, options.stacks)
+    return options.path, tpot
+
+
+def record_open(engine: Engine, path: Path, steps: int, stacks: bool = True) -> None:
+    """Records `steps` decode steps of a request that is under way, with torch's profiler. One more is taken before."""
     with torch.profiler.profile(activities=recorders.activities()):
         engine.step()  # a profiler's first step is slow: taken here
-    with recorders.profile(options.path, stacks=options.stacks):
-        _steps(engine, options.steps)
-    return options.path, tpot
+    with recorders.profile(path, stacks=stacks):
+        _steps(engine, steps)
 
 
 def _steps(engine: Engine, count: int) -> None:
@@ -43,16 +51,18 @@ def _steps(engine: Engine, count: int) -> None:
     torch.cuda.synchronize()
 
 
-def rehearse(options: TraceOptions) -> tuple[Engine, str]:
-    """The engine in steady decode, and the mean time of its steps so far."""
+@contextmanager
+def rehearsed(options: TraceOptions) -> Iterator[tuple[Engine, str]]:
+    """The engine in steady decode, its passes on, and the mean time of its steps so far."""
     engine = open_engine(options, SETTLE + REHEARSED + options.steps + 2)
-    engine.prefill(prompt_for(engine.c, options.isl, 0))
-    for _ in range(SETTLE):
-        engine.step()
-    began = time.perf_counter()
-    for _ in range(REHEARSED):
-        engine.step()
-    return engine, f"{(time.perf_counter() - began) / REHEARSED * 1e3:.6f}ms"
+    with base.applied(engine, options.names(engine)):
+        engine.prefill(prompt_for(engine.c, options.isl, 0))
+        for _ in range(SETTLE):
+            engine.step()
+        began = time.perf_counter()
+        for _ in range(REHEARSED):
+            engine.step()
+        yield engine, f"{(time.perf_counter() - began) / REHEARSED * 1e3:.6f}ms"
 
 
 def _under_nsys(options: TraceOptions) -> str:
@@ -67,10 +77,10 @@ def _under_nsys(options: TraceOptions) -> str:
 
 def _child(asked: str, said: str) -> None:
     options = TraceOptions(**json.loads(asked))
-    engine, tpot = rehearse(options)
-    Path(said).write_text(tpot)
-    with torch.cuda.profiler.profile():
-        _steps(engine, options.steps)
+    with rehearsed(options) as (engine, tpot):
+        Path(said).write_text(tpot)
+        with torch.cuda.profiler.profile():
+            _steps(engine, options.steps)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,18 @@ REPLAYS = 15
 WORTH = 0.999  # of the time so far: less of a gain is noise
 
 
-def search(engine: Engine, say=print) -> dict[str, tiles.Tile]:
-    """key -> the tile that made the forward pass fastest; needs passes applied and a request begun."""
+def search(engine: Engine, only: str = "", say=print) -> dict[str, tiles.Tile]:
+    """key -> the tile that made the forward pass fastest, of keys that match `only`.
+
+    Needs passes applied and a request begun.
+    """
     found: dict[str, tiles.Tile] = {}
     start = engine.save()
     tiles.asked.clear()
     best = replay_us(engine, start)
-    for key in sorted(tiles.asked, key=lambda key: -math.prod(map(int, re.findall(r"\d+", key)))):
+    keys = [key for key in tiles.asked if re.search(only, key)]
+    for key in sorted(keys, key=lambda key: -math.prod(map(int, re.findall(r"\d+", key)))):
+        best = replay_us(engine, start)  # anew: clocks drift
         for choice in tiles.asked[key]:
             tiles.trial[key] = choice
             took = replay_us(engine, start)
@@ -67,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--isl", type=int, default=8192)
+    parser.add_argument("--only", default="", help="a pattern of the kernels to search for; default: all")
     parser.add_argument("--output", type=Path, default=tiles.TABLE)
     asked = parser.parse_args()
     check_writable(asked.output)
@@ -74,7 +80,7 @@ def main() -> None:
     names = [name for name, module in base.passes().items() if name != "host_run_ahead" and not module.blocked(engine)]
     with base.applied(engine, names):
         engine.prefill(prompt_for(engine.c, asked.isl, 0))
-        found = search(engine)
+        found = search(engine, asked.only)
     table = json.loads(asked.output.read_text()) if asked.output.exists() else {}
     table.setdefault(tiles.gpu(), {}).update(found)
     asked.output.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")

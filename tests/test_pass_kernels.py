@@ -101,6 +101,25 @@ def test_kda_fused(heads, d, dtype, bound, values, monkeypatch):
             same(found, expected, bitwise=GPU and d == 128)
 
 
+@pytest.mark.parametrize("c", [NANO, replace(NANO, gate_bound=None), *([TINY] * GPU)], ids=lambda c: c.name)
+def test_kda_out(c):
+    from optim.kernels.kda.fused import kda
+
+    heads, d, fp32 = c.heads, c.kda_dim, torch.float32
+    w = SimpleNamespace(conv=normal(3 * heads * d, 4, of=fp32), a_log=normal(heads, of=fp32))
+    w.dt_bias, w.o_norm, w.o = normal(heads * d, of=fp32), normal(d), normal(c.hidden, heads * d)
+    ring, state = normal(2, 3 * heads * d, 4), normal(2, heads, d, d, of=fp32)
+    inputs = normal(1, 3 * heads * d), normal(1, heads * d), normal(1, heads * d, scale=5), normal(1, heads)
+    row, position = (torch.tensor([n], device=DEVICE) for n in (1, 6))
+    meta = SimpleNamespace(row=row.int(), position=position)
+    results = []
+    for whole in (kda, compose.kda):
+        own = ring.clone(), state.clone()
+        results.append((whole(*inputs, w, *own, meta, c, naive), *own))
+    for found, expected in zip(*results, strict=True):
+        near(found, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32] + [torch.bfloat16] * GPU, ids=str)
 @pytest.mark.parametrize(("n", "depth"), [(16, 64), (300, 70), (37, 1536)] + [(157184, 1536), (6144, 1536)] * GPU)
 def test_gemv(n, depth, dtype):
@@ -141,16 +160,6 @@ def test_norm_linears(sizes, depth, stream, concatenated):
         assert torch.equal(total, summed)
         for a, b in zip(found, expected, strict=True):
             near(a, b)
-
-
-@pytest.mark.parametrize(("heads", "d", "n"), [(3, 32, 50), (1, 16, 7)] + [(16, 128, 1536)] * GPU)
-def test_gated_norm_linear(heads, d, n):
-    from optim.kernels.linear.normed import gated_norm_linear
-
-    weight, matrix = torch.rand(d, device=DEVICE).to(DTYPE), normal(n, heads * d)
-    for tokens in (1, 3):
-        o, gate = normal(tokens, heads * d), normal(tokens, heads * d, scale=20)
-        near(*(f(o, gate, weight, matrix, 1e-6, naive) for f in (gated_norm_linear, compose.gated_norm_linear)))
 
 
 ROUTINGS = [
@@ -227,7 +236,7 @@ LAYERS = [
 @pytest.mark.parametrize("c", LAYERS, ids=lambda c: f"{c.name} {c.heads} {c.q_lora} {c.rope_theta} {c.nope}")
 def test_mla_fused(c, seen):
     """Slots in any order; the latent is stored as by the separate kernels."""
-    from optim.kernels.mla.fused import mla_core
+    from optim.kernels.mla.fused import absorbed, mla_core
 
     cache = Cache(c, 2200, DTYPE, DEVICE)
     cache.latent.normal_()
@@ -237,6 +246,7 @@ def test_mla_fused(c, seen):
     w = SimpleNamespace(kv_norm=normal(c.kv_lora), q_norm=normal(c.q_lora or 1))
     w.kv_b = normal(c.heads * (c.nope + c.v_dim), c.kv_lora, scale=0.05)  # scores near 1: steep ones show bf16
     w.q_b = normal(c.heads * (c.nope + c.rope), c.q_lora or 1, scale=0.05)
+    w.q_absorbed = None if c.q_lora is None else absorbed(w, c)
     q = normal(1, c.q_lora or c.heads * (c.nope + c.rope))
     kv, gate = normal(1, c.kv_lora + c.rope), [normal(1, c.heads)] * c.head_gate
     results = []
@@ -285,7 +295,6 @@ def test_seam_in_the_first_launch(seen):
 EARLY = {  # what a kernel reads before its wait: weights, and what is older than the kernel before it
     "gemv_kernel": {"weight"},
     "norm_gemv_kernel": {"matrix", "weight"},
-    "gated_norm_gemv_kernel": {"matrix", "weight", "gate"},
     "head_argmax_kernel": {"matrix", "weight"},
     "kda_step_fused_kernel": {"conv_weight", "a_log", "dt_bias", "ring", "state", "index", "position"},
     "moe_front_kernel": {"router", "gate_up", "norm"},
@@ -293,11 +302,12 @@ EARLY = {  # what a kernel reads before its wait: weights, and what is older tha
     "experts_down_direct_kernel": {"weight", "shared_down", "chosen", "weights"},
     "mla_query_kernel": {"q_b", "q_norm"},
     "mla_absorb_kernel": {"kv_b"},
-    "mla_split_kernel": {"latent", "slots", "length"},
+    "mla_split_kernel": {"latent", "slots", "length"},  # but for the newest
+    "kda_out_kernel": {"matrix"},
     "mla_join_kernel": {"length"},
     "mla_values_kernel": {"kv_b"},
 }
-READERS = ("tl.load", "rows_of", "vector_of", "older_vector_of", "scores_of", "rank", "window_of", "keys_of")
+READERS = ("tl.load", "rows_of", "vector_of", "scores_of", "rank", "window_of", "keys_of")
 
 
 def launched_kernels():
@@ -343,5 +353,22 @@ def names_in(node):
 
 def pointers(kernel):
     """Arguments that are addresses: something is loaded from them or stored to them, all but counts and factors."""
-    counts = {"n", "eps", "heads", "lora", "scale", "bound", "width", "scaling", "limit", "half", "hidden", "inner", "nope"}
+    counts = {
+        "n",
+        "eps",
+        "heads",
+        "lora",
+        "stride",
+        "q_stride",
+        "kv_stride",
+        "scale",
+        "bound",
+        "width",
+        "scaling",
+        "limit",
+        "half",
+        "hidden",
+        "inner",
+        "nope",
+    }
     return {argument.arg for argument in kernel.args.args if argument.annotation is None} - counts - {"values"}

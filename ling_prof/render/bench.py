@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ling_prof import lock
+from ling_prof.ablation_report import Ablation
 from ling_prof.bench_report import Bench, Floor, Summary
 from ling_prof.render.text import table_of
 from ling_prof.units import one_line, show_time
@@ -17,12 +18,12 @@ LEFT = ("", "target", "passes", "file")
 
 def render(bench: Bench) -> RenderableType:
     """The whole benchmark."""
-    return Group(header(bench), times(bench["summary"]), *floor(bench["floor"]), *_notes("note", bench["notes"]))
+    return Group(header(bench), times(bench["summary"]), *floor(bench["floor"]), *notes("note", bench["notes"]))
 
 
-def header(bench: Bench) -> RenderableType:
+def header(bench: Bench | Ablation) -> RenderableType:
     """Model, machine, versions and clocks."""
-    of = lock.from_dict(bench["lock"], "this benchmark")
+    of = lock.from_dict(bench["lock"], "this report")
     what = f"{of.model}, {of.dtype}, {of.isl} tokens in, {of.osl} out, {of.decoding}"
     versions = ", ".join(
         f"{key} {value}" for key in ("driver", "cuda", "torch", "triton") if (value := getattr(of, key))
@@ -93,8 +94,9 @@ def compare(found: dict[str, Any]) -> RenderableType:
     sign = "+" if found["change_us"] > 0 else ""
     change = f"{sign}{show_time(found['change_us'] * 1e3)}, {found['change_pct']:+.2f} %"
     lines = [f"B takes {found['ratio']:.4f} of A's time per token ({change})", found["verdict"]]
-    return Group(table, *map(Text, lines), *_notes("warning", found["warnings"]))
+    return Group(table, *map(Text, lines), *notes("warning", found["warnings"]))
 
 
-def _notes(kind: str, notes: list[str]) -> list[Text]:
-    return [Text(one_line(f"{kind}: {note}"), style="yellow") for note in notes]
+def notes(kind: str, lines: list[str]) -> list[Text]:
+    """What a reader must know besides the figures."""
+    return [Text(one_line(f"{kind}: {line}"), style="yellow") for line in lines]

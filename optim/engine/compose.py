@@ -50,6 +50,12 @@ def kda_core(qkv, f, b, w, ring: torch.Tensor, state: torch.Tensor, meta, bound:
     return ops.kda_step(q, k, v, g, beta, state, meta.row).view(1, -1)
 
 
+def kda(qkv, f, g, b, w, ring: torch.Tensor, state: torch.Tensor, meta, c: Config, ops) -> torch.Tensor:
+    """One token from a KDA layer's first projections, g (1, h d) the output gate among them, to its branch (1, hidden)."""
+    o = ops.kda_core(qkv, f, b, w, ring, state, meta, c.gate_bound, ops)
+    return ops.gated_norm_linear(o, g, w.o_norm, w.o, c.eps, ops)
+
+
 def moe(x, residual, w, c: Config, limits: tuple[Limit, Limit], ops):
     """The router's weighted experts plus the shared one, both of SwiGLU within `limits` (shared, routed).
 
@@ -83,6 +89,6 @@ def head(x, residual, weight: torch.Tensor, matrix: torch.Tensor, eps: float, op
 
 def complete(ops: SimpleNamespace) -> SimpleNamespace:
     """Adds what is composed here to the operations of the kernels."""
-    composed = (linears, norm_linears, gated_norm_linear, kda_core, moe, experts, experts_up, head, mla_core)
+    composed = (linears, norm_linears, gated_norm_linear, kda_core, kda, moe, experts, experts_up, head, mla_core)
     vars(ops).update({function.__name__: function for function in composed})
     return ops

@@ -15,8 +15,7 @@ from optim.engine.config import Config
 def decode(x, residual, w, ring: torch.Tensor, state: torch.Tensor, meta: Metadata, c: Config, ops):
     """One token, x and residual (1, hidden) -> (branch, stream); ring and state of this layer as in Cache."""
     (qkv, f, g, b), residual = ops.norm_linears(x, residual, w.attn_norm, projections(w), c.eps, ops)
-    o = ops.kda_core(qkv, f, b, w, ring, state, meta, c.gate_bound, ops)
-    return ops.gated_norm_linear(o, g, w.o_norm, w.o, c.eps, ops), residual
+    return ops.kda(qkv, f, g, b, w, ring, state, meta, c, ops), residual
 
 
 def prefill(x, residual, w, ring: torch.Tensor, state: torch.Tensor, row: torch.Tensor, seen: int, c: Config, ops):

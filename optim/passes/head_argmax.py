@@ -10,7 +10,7 @@ from optim.base import Counted, NotOn, exchanged, operation
 from optim.sites import kernels
 
 removes = "the launches around the head: norm, argmax and the copy of the token"
-rung = 15
+rung = 16
 exact = False
 MODULE = "optim.kernels.linear.head"
 blocked, _, _ = operation("head", MODULE)

@@ -1,15 +1,38 @@
 """MLA's decode in four launches: norms, rotation, storing, both halves of kv_b and the gate lie inside them."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 import pandas as pd
 
-from optim.base import operation
+from optim.base import once, operation
 from optim.sites import kernels
 
 removes = "eight launches of an MLA layer, and idle processors while it attends"
-rung = 14
+rung = 15
 exact = False
-blocked, apply, took_effect = operation("mla_core", "optim.kernels.mla.fused")
+blocked, exchange, took_effect = operation("mla_core", "optim.kernels.mla.fused")
 
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "fuse", layer="layer N mla")
+
+
+@contextmanager
+def apply(engine) -> Iterator[None]:
+    with ExitStack() as stack:
+        for layer, matrix in once(engine, "mla_fuse", lambda: _absorbed(engine)):
+            vars(layer)["q_absorbed"] = matrix
+            stack.callback(vars(layer).pop, "q_absorbed")
+        stack.enter_context(exchange(engine))
+        yield
+
+
+def _absorbed(engine) -> list:
+    """Every MLA layer whose queries have a low rank, with W_uk multiplied into them."""
+    from optim.kernels.mla.fused import absorbed
+
+    c = engine.c
+    if c.q_lora is None:
+        return []
+    return [(w, absorbed(w, c)) for i, w in enumerate(engine.w.layers) if c.is_mla(i)]

@@ -9,7 +9,7 @@ from optim.base import Counted, NotOn, exchanged, operation
 from optim.sites import kernels
 
 removes = "the seam between two forward passes: its kernels, its gaps and a graph launch"
-rung = 16
+rung = 17
 replaces = ("seam_graph",)
 exact = True
 blocked, _, _ = operation("embed", "optim.kernels.embed.seam")

@@ -1,7 +1,10 @@
 """Convolution, gate and delta rule of one token in one launch: a program takes some value channels of a head.
 
-The gated norm stays apart: it needs all of a head, and summed in another order it would round differently. Where two
-products are added, `fma` says which one is rounded: left to itself, the compiler chose differently here and there.
+The gated norm needs all of a head. `kda_core` leaves it to the next launch as it is, which keeps every bit. `kda` splits
+it: the step applies gain and gate and leaves sums of squares, and the output projection divides by their root.
+
+Where two products are added, `fma` says which one is rounded: left to itself, the compiler chose differently here and
+there. In fp32, where no rounding to bf16 lies between, it still may.
 """
 
 import torch
@@ -11,28 +14,48 @@ import triton.language as tl
 from optim.kernels.kda.naive import L2_EPS
 from optim.kernels.kda.triton import unit, updated
 from optim.kernels.launch import chain, launch
+from optim.kernels.linear.gemv import product, programs, rows_of, shape, tiles, vector_of
 from optim.kernels.tiles import tile
 
-__all__ = ["kda_core"]
+__all__ = ["kda", "kda_core"]
 
-VALUES = (32, 16, 8, 4, 64, 128)  # channels a program; any of them gives the same numbers
+VALUES = (32, 16, 8, 64, 128)  # channels a program; any of them gives the same numbers
 
 
 def kda_core(qkv, f, b, w, ring, state, meta, bound, ops) -> torch.Tensor:
+    return step(qkv, f, None, b, w, ring, state, meta, bound)[0]
+
+
+def kda(qkv, f, g, b, w, ring, state, meta, c, ops) -> torch.Tensor:
+    o, squares = step(qkv, f, g, b, w, ring, state, meta, c.gate_bound)
+    n, depth = w.o.shape
+    out = torch.empty(1, n, dtype=o.dtype, device=o.device)
+    chosen = tile("kda_out", (n, depth), tiles(n))
+    launch(kda_out_kernel, (programs(n, chosen),))(
+        o, squares, w.o, out, n, c.eps, depth, D=c.kda_dim, T=squares.shape[1], **shape(chosen)
+    )
+    return out
+
+
+def step(qkv, f, g, b, w, ring, state, meta, bound) -> tuple[torch.Tensor, torch.Tensor]:
+    """-> o (1, h d), with g (1, h d) times gain and gate; then also its sums of squares before, (h, tiles) fp32."""
     heads, d = state.shape[1], state.shape[3]
     out = torch.empty_like(f)
-    chosen = tile("kda_step_fused", (heads, d), [{"BV": values} for values in VALUES if values <= d])
+    sizes = [{"BV": values} for values in VALUES if values <= d]
+    chosen = tile("kda_step_fused" if g is None else "kda_step_gated", (heads, d), sizes)
+    squares = torch.empty(heads, d // chosen["BV"], dtype=torch.float32, device=f.device)
     launch(kda_step_fused_kernel, (heads, d // chosen["BV"]))(
         *(qkv, f, b, w.conv, w.a_log, w.dt_bias, ring, state, meta.row, meta.position, out),
-        *(heads, d**-0.5, bound or 0.0),
+        *(out if g is None else g, w.conv if g is None else w.o_norm, squares, heads, d**-0.5, bound or 0.0),
         D=d,
         WIDTH=w.conv.shape[1],
         EPS=L2_EPS,
         BOUNDED=bound is not None,
+        GATED=g is not None,
         num_warps=4,  # as the separate step: sums over a head's channels then add up in the same order
         **chosen,
     )
-    return out
+    return out, squares
 
 
 @triton.jit
@@ -57,9 +80,9 @@ def convolved(new, inputs, weights):
 
 @triton.jit
 def kda_step_fused_kernel(
-    qkv, f, b, conv_weight, a_log, dt_bias, ring, state, index, position, out, heads, scale, bound,
+    qkv, f, b, conv_weight, a_log, dt_bias, ring, state, index, position, out, gate, gain, squares, heads, scale, bound,
     D: tl.constexpr, BV: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr, BOUNDED: tl.constexpr,
-    PDL: tl.constexpr,
+    GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Metadata, the ring's earlier inputs and the state are older than the kernel before: read before the wait."""
     head, key = tl.program_id(0), tl.arange(0, D)
@@ -93,4 +116,28 @@ def kda_step_fused_kernel(
     u = beta * (v - tl.sum(s * k[None, :], 1))
     s = updated(s, u, k)
     tl.store(at, s)
-    tl.store(out + v_at - 2 * heads * D, tl.sum(s * q[None, :], 1))
+    o, o_at = tl.sum(s * q[None, :], 1), head * D + value
+    if GATED:
+        tl.store(squares + head * (D // BV) + tl.program_id(1), tl.sum(o * o))
+        o *= tl.load(gain + value).to(tl.float32) * tl.sigmoid(tl.load(gate + o_at).to(tl.float32))
+    tl.store(out + o_at, o)
+
+
+@triton.jit
+def kda_out_kernel(
+    o, squares, matrix, out, n, eps,
+    depth: tl.constexpr, D: tl.constexpr, T: tl.constexpr, W: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Each head divided by its root mean square, then the projection."""
+    first = tl.program_id(0) * W * R
+    tiles = rows_of(matrix, first, n, depth, W, R, D)
+    chain(PDL)
+    parts, values = vector_of(o, depth, W, D), ()
+    for head in tl.static_range(len(parts)):
+        total = 0.0
+        for t in tl.static_range(T):
+            total += tl.load(squares + head * T + t)
+        values += (parts[head].to(tl.float32) / tl.sqrt(total / D + eps),)
+    for r in tl.static_range(R):
+        row = first + r * W + tl.arange(0, W)
+        tl.store(out + row, product(tiles, values, r, W, D), row < n)

@@ -10,7 +10,7 @@ from optim.kernels.linear.concat import joined
 from optim.kernels.linear.gemv import block, product, programs, rows_of, shape, tiles, vector_of
 from optim.kernels.tiles import tile
 
-__all__ = ["gated_norm_linear", "norm_linears"]
+__all__ = ["norm_linears"]
 
 
 def norm_linears(x, residual, weight, matrices, eps, ops):
@@ -38,18 +38,6 @@ def normed(x, residual, weight, matrix, eps) -> tuple[torch.Tensor, torch.Tensor
         **shape(chosen),
     )
     return out, total
-
-
-def gated_norm_linear(o, gate, weight, matrix, eps, ops) -> torch.Tensor:
-    if len(o) > 1:
-        return compose.gated_norm_linear(o, gate, weight, matrix, eps, ops)
-    n, d = len(matrix), len(weight)
-    out = torch.empty(1, n, dtype=o.dtype, device=o.device)
-    chosen = tile("gated_norm_gemv", tuple(matrix.shape), tiles(n))
-    launch(gated_norm_gemv_kernel, (programs(n, chosen),))(
-        o, gate, weight, matrix, out, n, eps, o.shape[1], D=d, **shape(chosen)
-    )
-    return out
 
 
 @triton.jit
@@ -92,16 +80,6 @@ def gained(parts, gains):
 
 
 @triton.jit
-def older_vector_of(x, depth: tl.constexpr, W: tl.constexpr, BK: tl.constexpr):
-    """As vector_of, past the cache of this processor: for what an earlier launch wrote, before the wait."""
-    parts = ()
-    for begin in tl.static_range(0, depth, BK):
-        k = begin + tl.arange(0, BK)[None, :] + tl.arange(0, W)[:, None] * 0
-        parts += (tl.load(x + k, k < depth, 0.0, cache_modifier=".cg"),)
-    return parts
-
-
-@triton.jit
 def norm_gemv_kernel(
     x, residual, weight, matrix, out, total, n, eps,
     depth: tl.constexpr, ADD: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
@@ -117,27 +95,3 @@ def norm_gemv_kernel(
     for r in tl.static_range(R):
         row = first + r * W + tl.arange(0, W)
         tl.store(out + row, product(tiles, values, r, W, BK) * scale, row < n)
-
-
-@triton.jit
-def gated_norm_gemv_kernel(
-    o, gate, weight, matrix, out, n, eps,
-    depth: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """A part is a head. The gate is two launches old: it opens before the wait."""
-    first = tl.program_id(0) * W * R
-    tiles = rows_of(matrix, first, n, depth, W, R, D)
-    gain, gates = vector_of(weight, D, W, D), older_vector_of(gate, depth, W, D)
-    openings = ()
-    for i in tl.static_range(len(gates)):
-        openings += (gain[0].to(tl.float32) * tl.sigmoid(gates[i].to(tl.float32)),)
-    chain(PDL)
-    parts = vector_of(o, depth, W, D)
-    values = ()
-    for i in tl.static_range(len(parts)):
-        value = parts[i].to(tl.float32)
-        scale = 1.0 / tl.sqrt(tl.sum(value * value, 1) / D + eps)
-        values += (value * scale[:, None] * openings[i],)
-    for r in tl.static_range(R):
-        row = first + r * W + tl.arange(0, W)
-        tl.store(out + row, product(tiles, values, r, W, D), row < n)

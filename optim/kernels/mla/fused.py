@@ -1,10 +1,12 @@
-"""mla_core of one token in five launches instead of a dozen.
+"""mla_core of one token in four launches instead of a dozen.
 
-mla_query   queries from their latent, its norm inside; beside them the new key's norm, rotation and storing
-mla_absorb  W_uk into the query, whose rotated part turns beside it
-mla_split   each program attends to some of the context, whose first tokens it reads before its wait
+mla_query   q_b with W_uk multiplied into it beforehand, and the norm of its input inside: the query in the latent space;
+            beside it the new key's norm, rotation and storing
+mla_split   each program attends to some of the context; all but the last read it before their wait
 mla_join    the splits merged
 mla_values  times W_uv, times the head's gate
+
+Where queries have no low rank, absorbing W_uk would triple their matrix: then mla_absorb multiplies it in at each step.
 """
 
 import torch
@@ -27,60 +29,68 @@ HEADS = 16  # the rows of one matrix product
 
 
 def mla_core(q, kv, gate, w, latent, table, meta, c, ops) -> torch.Tensor:
-    rotated = c.rope_theta is not None
-    q = query(q, kv, w, latent, table, meta, c, rotated)
-    q_latent, q_rope = absorb(q, w, table, meta, c, rotated)
-    o = join(*split(q_latent, q_rope, latent, meta, c), meta)
+    q_latent, q_rope = query(q, kv, w, latent, table, meta, c)
+    o = join(*split(q_latent, q_rope, latent, table, meta, c), meta)
     return values_of(o, gate, w, c)
 
 
-def query(q, kv, w, latent, table, meta, c, rotated: bool) -> torch.Tensor:
-    """q (1, q_lora), or (1, h (nope + rope)) where there is no latent query; kv (1, lora + rope) -> q (1, h (..))."""
+def absorbed(w, c) -> torch.Tensor:
+    """q_b with W_uk multiplied into it: (h lora, then h rope, q_lora)."""
+    q_nope, q_rope = w.q_b.view(c.heads, c.nope + c.rope, -1).split([c.nope, c.rope], 1)
+    w_uk, _ = mla.expansions(w, c)
+    latent = torch.bmm(w_uk.float().transpose(1, 2), q_nope.float()).to(w.q_b.dtype)
+    return torch.cat([latent.flatten(0, 1), q_rope.flatten(0, 1)])
+
+
+def query(q, kv, w, latent, table, meta, c) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and kv as mla.projections make them -> q_latent (h, lora), q_rope (h, rope) not yet rotated; stores the key."""
     full = c.q_lora is None
-    n, depth = (0, q.shape[1]) if full else w.q_b.shape
-    out = q if full else torch.empty(1, n, dtype=q.dtype, device=q.device)
+    matrix = kv if full else w.q_absorbed
+    n, depth = (0, 1) if full else matrix.shape
+    out = torch.empty(1, c.heads * (c.kv_lora + c.rope), dtype=q.dtype, device=q.device)
     chosen = tile("mla_query", (n, depth), tiles(n))
     launch(mla_query_kernel, (programs(n, chosen) + 1,))(
-        *(q, kv, kv if full else w.q_norm, kv if full else w.q_b, out, w.kv_norm, latent, table),
-        *(meta.position, meta.slot, n, c.eps, 1 if full else depth),
+        *(q, kv, kv if full else w.q_norm, matrix, out, w.kv_norm, latent, table),
+        *(meta.position, meta.slot, n, c.eps, depth),
         LORA=c.kv_lora,
         HALF=c.rope // 2,
-        ROTATED=rotated,
-        BK=1 if full else block(w.q_b),
+        ROTATED=c.rope_theta is not None,
+        BK=1 if full else block(matrix),
         **shape(chosen),
     )
-    return out
+    if full:
+        return absorb(q, w, c)
+    q_latent, q_rope = out.view(-1).split([c.heads * c.kv_lora, c.heads * c.rope])
+    return q_latent.view(c.heads, -1), q_rope.view(c.heads, -1)
 
 
-def absorb(q, w, table, meta, c, rotated: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def absorb(q, w, c) -> tuple[torch.Tensor, torch.Tensor]:
     """q (1, h (nope + rope)) -> q_latent (h, lora), q_rope (h, rope)."""
     q_latent = torch.empty(c.heads, c.kv_lora, dtype=q.dtype, device=q.device)
-    q_rope = torch.empty(c.heads, c.rope, dtype=q.dtype, device=q.device)
-    chosen = tile("mla_absorb", (c.heads, c.nope, c.kv_lora), [t for t in ABSORB if t["BL"] <= c.kv_lora] or ABSORB)
+    chosen = tile("mla_absorb", (c.heads, c.nope, c.kv_lora), ABSORB)
     columns = min(chosen["BL"], c.kv_lora)
     launch(mla_absorb_kernel, (c.heads, c.kv_lora // columns))(
-        *(q, w.kv_b, table, meta.position, q_latent, q_rope, c.nope),
+        *(q, w.kv_b, q_latent, c.nope, c.nope + c.rope, c.nope + c.v_dim),
         NOPE=triton.next_power_of_2(c.nope),
-        VALUES=c.v_dim,
         LORA=c.kv_lora,
-        HALF=c.rope // 2,
-        ROTATED=rotated,
         BL=columns,
         num_warps=chosen["num_warps"],
     )
-    return q_latent, q_rope
+    return q_latent, q.view(c.heads, -1)[:, c.nope :]
 
 
-def split(q_latent, q_rope, latent, meta, c) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """-> sums (S, h, lora), tops and weights (S, h) fp32 of every split, and tokens a turn."""
+def split(q_latent, q_rope, latent, table, meta, c) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """-> means (S, h, lora), tops and weights (S, h) fp32 of every split, and tokens a turn."""
     chosen = tile("mla_split", (c.heads, c.kv_lora), SPLIT)
-    parts = torch.empty(chosen["S"], c.heads, c.kv_lora, dtype=torch.float32, device=latent.device)
+    parts = torch.empty(chosen["S"], c.heads, c.kv_lora, dtype=latent.dtype, device=latent.device)
     tops = torch.empty(chosen["S"], c.heads, dtype=torch.float32, device=latent.device)
     weights = torch.empty_like(tops)
     launch(mla_split_kernel, (chosen["S"], triton.cdiv(c.heads, HEADS)))(
-        *(q_latent, q_rope, latent, meta.slots, meta.length, parts, tops, weights, mla.scale(c), c.heads),
+        *(q_latent, q_rope, latent, table, meta.position, meta.slots, meta.length, parts, tops, weights),
+        *(mla.scale(c), c.heads, q_rope.stride(0)),
         LORA=c.kv_lora,
-        ROPE=c.rope,
+        HALF=c.rope // 2,
+        ROTATED=c.rope_theta is not None,
         BH=HEADS,
         **chosen,
     )
@@ -156,19 +166,15 @@ def turn(source, to, table, position, plane, HALF: tl.constexpr, ROTATED: tl.con
 
 @triton.jit
 def mla_absorb_kernel(
-    q, kv_b, table, position, q_latent, q_rope, nope,
-    NOPE: tl.constexpr, VALUES: tl.constexpr, LORA: tl.constexpr, HALF: tl.constexpr, ROTATED: tl.constexpr,
-    BL: tl.constexpr, PDL: tl.constexpr,
+    q, kv_b, q_latent, nope, q_stride, kv_stride,
+    NOPE: tl.constexpr, LORA: tl.constexpr, BL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     head, c, k = tl.program_id(0), tl.program_id(1) * BL + tl.arange(0, BL), tl.arange(0, NOPE)
-    row = head.to(tl.int64) * (nope + VALUES) + k[:, None]
+    row = head.to(tl.int64) * kv_stride + k[:, None]
     w = tl.load(kv_b + row * LORA + c[None, :], (k < nope)[:, None], 0.0, eviction_policy="evict_first")
     chain(PDL)
-    own = q + head * (nope + 2 * HALF)
-    value = tl.load(own + k, k < nope, 0.0).to(tl.float32)
+    value = tl.load(q + head * q_stride + k, k < nope, 0.0).to(tl.float32)
     tl.store(q_latent + head * LORA + c, tl.sum(w.to(tl.float32) * value[:, None], 0))
-    if tl.program_id(1) == 0:
-        turn(own + nope, q_rope + head * 2 * HALF, table, position, tl.arange(0, HALF), HALF, ROTATED)
 
 
 @triton.jit
@@ -179,37 +185,53 @@ def share_of(split, length, S: tl.constexpr, BT: tl.constexpr):
 
 
 @triton.jit
-def keys_of(latent, slots, t, end, LORA: tl.constexpr, ROPE: tl.constexpr):
-    """Latents and rotated keys of tokens t, past the cache of this processor, which may be stale."""
+def keys_of(latent, slots, t, real, LORA: tl.constexpr, ROPE: tl.constexpr):
+    """Latents and rotated keys of the `real` ones of tokens t, past the cache of this processor, which may be stale."""
     c, r = tl.arange(0, LORA), tl.arange(0, ROPE)
-    real = t < end
     at = latent + tl.load(slots + t, real, 0, cache_modifier=".cg").to(tl.int64)[:, None] * (LORA + ROPE)
     kc = tl.load(at + c[None, :], real[:, None], 0.0, cache_modifier=".cg")
     return kc, tl.load(at + LORA + r[None, :], real[:, None], 0.0, cache_modifier=".cg")
 
 
 @triton.jit
+def turned(q_rope, table, position, head, heads, stride, HALF: tl.constexpr, ROTATED: tl.constexpr):
+    """The rotated part of the queries, (BH, 2 HALF), channels 2i and 2i + 1 turned by their angle."""
+    plane = tl.arange(0, HALF)[None, :]
+    at, inside = q_rope + head[:, None] * stride + 2 * plane, (head < heads)[:, None]
+    even, odd = tl.load(at, inside, 0.0), tl.load(at + 1, inside, 0.0)
+    if ROTATED:
+        row = table + tl.load(position).to(tl.int64) * 2 * HALF
+        cos, sin = tl.load(row + plane), tl.load(row + HALF + plane)
+        x, y = even.to(tl.float32), odd.to(tl.float32)
+        even, odd = (x * cos - y * sin).to(even.dtype), (x * sin + y * cos).to(odd.dtype)
+    return tl.reshape(tl.join(even, odd), (head.shape[0], 2 * HALF))
+
+
+@triton.jit
 def mla_split_kernel(
-    q_latent, q_rope, latent, slots, length, parts, tops, weights, scale, heads,
-    LORA: tl.constexpr, ROPE: tl.constexpr, BH: tl.constexpr, S: tl.constexpr, BT: tl.constexpr, PDL: tl.constexpr,
+    q_latent, q_rope, latent, table, position, slots, length, parts, tops, weights, scale, heads, stride,
+    LORA: tl.constexpr, HALF: tl.constexpr, ROTATED: tl.constexpr, BH: tl.constexpr, S: tl.constexpr, BT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The newest latent was stored two launches ago: all of the context may be read before the wait."""
-    split, c, r = tl.program_id(0), tl.arange(0, LORA), tl.arange(0, ROPE)
+    """The newest latent may come from the kernel just before: the program that has it reads after the wait."""
+    split, c = tl.program_id(0), tl.arange(0, LORA)
     head = tl.program_id(1) * BH + tl.arange(0, BH)
-    begin, end = share_of(split, tl.load(length, cache_modifier=".cg"), S, BT)
-    kc, kr = keys_of(latent, slots, begin + tl.arange(0, BT), end, LORA, ROPE)
+    tokens = tl.load(length, cache_modifier=".cg")
+    begin, end = share_of(split, tokens, S, BT)
+    t = begin + tl.arange(0, BT)
+    kc, kr = keys_of(latent, slots, t, t < tl.where(end < tokens, end, begin), LORA, 2 * HALF)
     chain(PDL)
     if begin >= end:
         return
     in_head = head < heads
     qc = tl.load(q_latent + head[:, None] * LORA + c[None, :], in_head[:, None], 0.0)
-    qr = tl.load(q_rope + head[:, None] * ROPE + r[None, :], in_head[:, None], 0.0)
+    qr = turned(q_rope, table, position, head, heads, stride, HALF, ROTATED)
     top, total = tl.full((BH,), float("-inf"), tl.float32), tl.zeros((BH,), tl.float32)
     acc = tl.zeros((BH, LORA), tl.float32)
     for first in range(begin, end, BT):
         t = first + tl.arange(0, BT)
-        if first > begin:
-            kc, kr = keys_of(latent, slots, t, end, LORA, ROPE)
+        if (first > begin) | (end == tokens):
+            kc, kr = keys_of(latent, slots, t, t < end, LORA, 2 * HALF)
         s = tl.dot(qc, tl.trans(kc), input_precision="ieee") + tl.dot(qr, tl.trans(kr), input_precision="ieee")
         s = tl.where((t < end)[None, :], s * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
@@ -218,7 +240,7 @@ def mla_split_kernel(
         acc = acc * shrink[:, None] + tl.dot(p.to(kc.dtype), kc, input_precision="ieee")
         top = higher
     row = split * heads + head
-    tl.store(parts + row[:, None] * LORA + c[None, :], acc, in_head[:, None])
+    tl.store(parts + row[:, None] * LORA + c[None, :], acc / total[:, None], in_head[:, None])
     tl.store(tops + row, top, in_head)
     tl.store(weights + row, total, in_head)
 
@@ -234,10 +256,9 @@ def mla_join_kernel(
     row = split * heads + head
     chain(PDL)
     peaks = tl.load(tops + row, used, float("-inf"))
-    found = tl.load(parts + row[:, None] * lora + c[None, :], used[:, None], 0.0)
-    share = tl.exp(peaks - tl.max(peaks, 0))
-    total = tl.sum(share * tl.load(weights + row, used, 0.0), 0)
-    tl.store(out + head * lora + c, tl.sum(found * share[:, None], 0) / total)
+    found = tl.load(parts + row[:, None] * lora + c[None, :], used[:, None], 0.0).to(tl.float32)
+    share = tl.exp(peaks - tl.max(peaks, 0)) * tl.load(weights + row, used, 0.0)
+    tl.store(out + head * lora + c, tl.sum(found * share[:, None], 0) / tl.sum(share, 0))
 
 
 @triton.jit

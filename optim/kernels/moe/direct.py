@@ -78,11 +78,14 @@ def mixed(
     for j in tl.static_range(K):
         vectors += (vector_of(active + j * half, half, W, BI),)
     for r in tl.static_range(R):
-        total = product(own, vector, r, W, BS)
+        products = tl.zeros((W, BI), tl.float32)
         for j in tl.static_range(K):
-            total += product(tiles[j], vectors[j], r, W, BI) * shares[j]
+            share = tl.broadcast_to(shares[j], (W,))[:, None]
+            for i in tl.static_range(len(vectors[j])):
+                tile = tiles[j][r * len(vectors[j]) + i].to(tl.float32)
+                products += tile * (vectors[j][i].to(tl.float32) * share)
         row = first + r * W + tl.arange(0, W)
-        tl.store(out + row, total, row < hidden)
+        tl.store(out + row, tl.sum(products, 1) + product(own, vector, r, W, BS), row < hidden)
 
 
 @triton.jit

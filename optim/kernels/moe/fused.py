@@ -23,7 +23,6 @@ from optim.kernels.tiles import tile
 __all__ = ["moe"]
 
 FRONT = [{"R": rows, "num_warps": warps} for rows, warps in ((1, 4), (1, 2), (1, 8), (2, 4), (2, 2))]
-AHEAD = [{"SHARE": size} for size in (16384, 8192, 32768)]  # bytes a warp
 
 
 def moe(x, residual, w, c, limits, ops):
@@ -41,13 +40,11 @@ def front(x, residual, w, c, limit) -> tuple[torch.Tensor, ...]:
     normed, total = torch.empty_like(x), torch.empty_like(x)
     logits = torch.empty(experts, dtype=torch.float32, device=x.device)
     shared = torch.empty(1, width, dtype=x.dtype, device=x.device)
-    chosen, ahead = tile("moe_front", (experts, width, depth), FRONT), getattr(w, "ahead", None)
+    chosen = tile("moe_front", (experts, width, depth), FRONT)
     launch(moe_front_kernel, (programs(max(experts, width), chosen),))(
         *(x, residual, w.mlp_norm, w.router, w.shared_gate_up, normed, total, logits, shared),
-        *(x if ahead is None else ahead, 0 if ahead is None else ahead.nbytes, experts, width, c.eps, limit or 0.0),
-        depth,
+        *(experts, width, c.eps, limit or 0.0, depth),
         LIMITED=limit is not None,
-        SHARE=0 if ahead is None else tile("l2_prefetch", tuple(ahead.shape), AHEAD)["SHARE"],
         BK=block(w.shared_gate_up),
         **shape(chosen),
     )
@@ -86,25 +83,9 @@ def down(active, shared, logits, w, c, routing) -> torch.Tensor:
 
 
 @triton.jit
-def prefetch(ahead, size, SHARE: tl.constexpr, W: tl.constexpr):
-    """Asks for SHARE bytes a warp of `ahead` in the L2 cache; nothing waits (PTX cp.async.bulk.prefetch, by one lane)."""
-    at = (tl.program_id(0) * W + tl.arange(0, W)).to(tl.int64) * SHARE
-    tl.inline_asm_elementwise(
-        """{ .reg .pred p; .reg .u32 lane; mov.u32 lane, %laneid; setp.lt.u32 p, lane, $2;
-        @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }""",
-        "=r,l,r,n",
-        [ahead.to(tl.int64) + at, (at + SHARE <= size).to(tl.int32), SHARE],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def moe_front_kernel(
-    x, residual, norm, router, gate_up, normed, total, logits, shared, ahead, ahead_bytes, experts, width, eps, limit,
-    depth: tl.constexpr, LIMITED: tl.constexpr, SHARE: tl.constexpr,
-    W: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    x, residual, norm, router, gate_up, normed, total, logits, shared, experts, width, eps, limit,
+    depth: tl.constexpr, LIMITED: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The first programs take some routers too."""
     first = tl.program_id(0) * W * R
@@ -112,8 +93,6 @@ def moe_front_kernel(
     gates = rows_of(gate_up, first, width, depth, W, R, BK)
     ups = rows_of(gate_up + width * depth, first, width, depth, W, R, BK)
     gains = vector_of(norm, depth, W, BK)
-    if SHARE > 0:
-        prefetch(ahead, ahead_bytes, SHARE, W)
     chain(PDL)
     parts = summed(x, residual, depth, True, W, BK)
     scale, values = scale_of(parts, eps, depth, W, BK), gained(parts, gains)

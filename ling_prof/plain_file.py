@@ -1,0 +1,65 @@
+"""Results as JSON files: read whole and checked, written whole or not at all."""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ling_prof.errors import UserError
+
+
+def read(path: Path, schema: str, shape: type, command: str) -> Any:
+    """The object in a file: its key `schema` is that, its keys are those of the TypedDict `shape`.
+
+    Raises UserError, naming the file and the command that makes one, for what cannot be read, is no JSON, or has
+    another schema or shape.
+    """
+    data = _decoded(path, command)
+    if not isinstance(data, dict) or data.get("schema") != schema:
+        found = data.get("schema", "no schema") if isinstance(data, dict) else "no object"
+        raise UserError(f"{path}: found {found}, not {schema}; make one with {command} --output {path.name}.")
+    try:
+        msgspec.convert(data, shape)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: not a whole {schema} ({error}); measure again with {command}.") from None
+    return data
+
+
+def _decoded(path: Path, command: str) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({error}); give a file that {command} --output wrote.") from None
+
+
+def check_writable(path: Path) -> None:
+    """Raises UserError when `write` could not write there: ask before a long run."""
+    folder = path.absolute().parent
+    if not os.path.isdir(folder):
+        fault = "its folder does not exist"
+    elif os.path.lexists(path) and not os.path.isfile(path):
+        fault = "it is no regular file"
+    elif not os.access(folder, os.W_OK):
+        fault = "its folder is read-only"
+    else:
+        return
+    raise UserError(f"{path} cannot be written: {fault}.")
+
+
+def write(data: Any, path: Path) -> None:
+    """Writes the whole file or none of it. Raises UserError where that fails."""
+    check_writable(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink()

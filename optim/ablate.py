@@ -1,0 +1,286 @@
+"""The ablation: players pass the gate, their combinations are measured, and what each is worth becomes a report.
+
+A player is a pass, or several that are switched together. What is finished is kept in a store, from which a run that
+was cut short goes on.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import accumulate, chain, groupby
+from typing import Any, cast
+
+import numpy as np
+
+import ling_prof
+from ling_prof import ablation_report
+from ling_prof.ablation_report import SCHEMA, Ablation
+from ling_prof.errors import UserError
+from optim import base, designs, microbench
+from optim.bench import reservations
+from optim.designs import Design, label
+from optim.engine.generate import Engine
+from optim.gate import Gate, Verdict, is_exact
+from optim.measure import AGAIN, WARM_UP, Passes, Progress, Protocol
+from optim.options import AblateOptions, check_folder
+from optim.session import clocks_of, lock_of, open_engine, prompt_for
+from optim.store import Store
+from optim.trace import SETTLE, record_open
+
+REPORT, STORE = "ablation.json", "ablation.sqlite"
+RECORDED = 12  # decode steps of a recording
+ACCEPT_LENGTH = 1.0  # tokens a step
+SHARES = (0.2, 0.9, 1.0)  # of the progress: where judging, measuring and recording end
+UNPREDICTED = dict.fromkeys(("predicted_us", "predicted_low", "predicted_high"))
+NO_GAIN = dict.fromkeys(("gain_us", "gain_pct", "low", "high", "error_us"))
+TIMES = ("tpot_ms", "low", "high")
+WORKED_OUT = {"factorial": "shapley"}  # how a design's gains are, where they are not called as it is
+
+
+def run(options: AblateOptions, progress: Progress = lambda _: None) -> Ablation:
+    """Judges, measures and records; the report is left in the folder as well. progress takes the share done, 0 to 1.
+
+    Raises UserError for an unknown pass or one that is on already, for what cannot be opened or written, for a folder
+    that holds another ablation, and where the engine without passes does not repeat itself.
+    """
+    check_folder(options.folder)
+    base.named(list(chain(*options.players)))  # before the model is built
+    tokens = max(options.windows * options.steps + WARM_UP, SETTLE + RECORDED + 1) + 1  # run-ahead needs one more
+    engine = open_engine(options, tokens, options.seed)
+    players = players_of(engine, options)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with Store(options.folder / STORE, _key(engine, options, players)) as store:
+        found = _Work(engine, options, store, players).report(progress)
+    ablation_report.save(found, options.folder / REPORT)
+    return found
+
+
+def players_of(engine: Engine, options: AblateOptions) -> list[Passes]:
+    """Those asked for; if none are, all passes that are not on, those of one rung together.
+
+    Raises UserError for one that is on already.
+    """
+    for name in chain(*options.players):
+        if name in engine.passes:
+            raise UserError(f"{name} is on already; leave it out of --passes, or measure it with --eager.")
+    free = [(name, module.rung) for name, module in base.passes().items() if name not in engine.passes]
+    rungs = [tuple(name for name, _ in rung) for _, rung in groupby(free, key=lambda one: one[1])]
+    return options.players or rungs
+
+
+def blocked(engine: Engine, player: Passes) -> str:
+    """Why it cannot be applied here; empty when it can. A pass may need those that stand before it in its player."""
+    with ExitStack() as stack:
+        for name, module in base.named(list(player)).items():
+            if reason := module.blocked(engine):
+                return reason
+            if name != player[-1]:
+                stack.enter_context(module.apply(engine))
+    return ""
+
+
+def _key(engine: Engine, options: AblateOptions, players: list[Passes]) -> dict[str, Any]:
+    """What must be the same for a run to be gone on with."""
+    asked = {"design": options.design, "windows": options.measured, "steps": options.steps, "seed": options.seed}
+    lock = lock_of(engine, options.request).to_dict()
+    return {"lock": lock, "players": [label(player) for player in players], **asked}
+
+
+def _part(progress: Progress, number: int) -> Progress:
+    """The progress of one of the three parts of the work."""
+    low, high = (0.0, *SHARES)[number : number + 2]
+    return lambda share: progress(low + (high - low) * share)
+
+
+class _Verdicts(dict[Passes, Verdict]):
+    """By set of passes, each judged when first asked for; those that an earlier run reached come from the store."""
+
+    def __init__(self, gate: Gate, store: Store):
+        super().__init__()
+        self.gate, self.store = gate, store
+
+    def __missing__(self, passes: Passes) -> Verdict:
+        if (kept := self.store.get("gate", label(passes))) is None:
+            kept = asdict(self.gate.judge(list(passes)))
+            self.store.put("gate", label(passes), kept)
+        self[passes] = Verdict(**{**kept, "passes": passes})
+        return self[passes]
+
+
+@dataclass
+class _Work:
+    """An ablation under way; `asked` are its players, also those that turn out blocked or fail."""
+
+    engine: Engine
+    options: AblateOptions
+    store: Store
+    asked: list[Passes]
+
+    def report(self, progress: Progress) -> Ablation:
+        self._judge(_part(progress, 0))
+        self._measure(_part(progress, 1))
+        said = designs.estimate(self.design, self.times, self.options.seed, failed=self.failed)
+        rows = [self._row(*pair) for pair in zip(self.design.combinations, said["rows"], strict=True)]
+        ladder = self._ladder(rows, _part(progress, 2))
+        return {
+            "schema": SCHEMA,
+            "command": self.options.command,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "lock": lock_of(self.engine, self.options.request).to_dict(),
+            "target": "engine",
+            "design": self.options.design,
+            "clocks": clocks_of(self.engine),
+            "noise_floor_pct": designs.noise_floor(self.times[:, 0], self.again),
+            "windows": len(self.options.measured),
+            "steps": self.options.steps,
+            "baseline": _tpot(rows[0]),
+            "all_on": _tpot(rows[-1]),
+            "rows": rows,
+            "attribution": self._attribution(said["attribution"]),
+            "interactions": cast(Any, said["interactions"]),
+            "ladder": ladder,
+            "gates": [verdict.row() for verdict in self.verdicts.values()],
+            "blocked": [{"pass": label(player), "reason": why} for player, why in self.blocked.items()],
+            "kernels": cast(Any, microbench.projections(self.engine)),
+            "notes": list(self._notes()),
+        }
+
+    @cached_property
+    def blocked(self) -> dict[Passes, str]:
+        return {player: reason for player in self.asked if (reason := blocked(self.engine, player))}
+
+    @cached_property
+    def prompt(self) -> list[int]:
+        return prompt_for(self.engine.c, self.options.isl, self.options.seed)
+
+    @property
+    def records(self) -> bool:
+        return self.options.traces and self.engine.token.device.type == "cuda"
+
+    def _judge(self, progress: Progress) -> None:
+        """The design holds the players that pass alone; then all exact ones, and each rung, are judged together."""
+        self.verdicts = _Verdicts(Gate(self.engine, self.prompt), self.store)
+        if not self.verdicts[()].ok:
+            fault = self.verdicts[()].verdict
+            raise UserError(f"the engine without passes does not repeat itself ({fault}); nothing can be measured.")
+        free = [player for player in self.asked if player not in self.blocked]
+        passed = [player for player in _counted(free, progress) if self.verdicts[player].ok]
+        self.design = _design(self.options, passed)
+        self.rungs = [rung for rung in accumulate(passed, initial=()) if rung in self.design.combinations]
+        for passes in (tuple(chain(*filter(is_exact, passed))), *self.rungs):
+            self.verdicts[passes]
+        self.verdicts.gate.release()
+
+    def _measure(self, progress: Progress) -> None:
+        """Fills the times (windows, combinations) and again (windows), ns per token, from the store."""
+        combinations, count = self.design.combinations, self.options.windows
+        self.voids = {i: said for i in range(len(combinations)) if (said := self.store.get("void", str(i)))}
+        self.resumed = set(self.store.windows())
+        protocol = Protocol(self.engine, self.prompt, combinations, count, self.options.steps, self.options.seed)
+        left_out = set(range(count)) - set(self.options.measured)
+        if len(self.resumed) < len(self.options.measured):
+            for window in protocol.windows(self.resumed | left_out, self.failed, progress):
+                for i, said in window.voids.items():
+                    self.store.put("void", str(i), said)
+                self.store.finish(window.number, window.times)
+                self.voids |= window.voids
+        windows = [self.store.window(number) or {} for number in self.options.measured]
+        self.times = np.array([[window.get(i, np.nan) for i in range(len(combinations))] for window in windows])
+        self.again = np.array([window.get(AGAIN, np.nan) for window in windows])
+
+    @property
+    def failed(self) -> set[int]:
+        """Combinations, by index, whose speed is not shown."""
+        failed = {passes for passes, verdict in self.verdicts.items() if not verdict.ok}
+        return {i for i, passes in enumerate(self.design.combinations) if passes in failed} | self.voids.keys()
+
+    def _gate_of(self, passes: Passes) -> str:
+        """The verdict on a combination, in a phrase: the worst that is known of it."""
+        if said := {self.design.combinations[i]: said for i, said in self.voids.items()}.get(passes):
+            return said
+        if passes in self.verdicts:
+            return self.verdicts[passes].verdict
+        tokens = len(self.options.measured) * (self.options.steps + WARM_UP)
+        return f"{tokens} window tokens equal" if is_exact(passes) else "rounding, declared"
+
+    def _row(self, passes: Passes, tpot: dict[str, Any]) -> Any:
+        more = {"step_ms": tpot["tpot_ms"], "accept_length": ACCEPT_LENGTH, "gate": self._gate_of(passes)}
+        return {"passes": list(passes), **tpot, **more}
+
+    def _attribution(self, gains: list[dict[str, Any]]) -> Any:
+        """Of every player that is not blocked; those that failed alone have no gain."""
+        known = {gain["pass"]: gain for gain in gains}
+        method = WORKED_OUT.get(self.options.design, self.options.design)
+        return [
+            {
+                **known.get(label(player), {"pass": label(player), "method": method, **NO_GAIN}),
+                **UNPREDICTED,
+                "exact": is_exact(player),
+                "gate": self._gate_of(player),
+                "took_effect": self.verdicts[player].proof,
+            }
+            for player in self.asked
+            if player not in self.blocked
+        ]
+
+    def _ladder(self, rows: list[Any], progress: Progress) -> Any:
+        """A row a rung, recorded where there is a GPU and its gate is passed."""
+        tpots = {tuple(row["passes"]): _tpot(row) for row in rows}
+        ladder, before = [], 0
+        for number, rung in enumerate(_counted(self.rungs, progress)):
+            added = label(rung[before:])
+            row: dict[str, Any] = {"added": added, **tpots[rung], "trace": None, "profiled_ratio": None}
+            if self.records and row["tpot_ms"]:
+                row |= self._recorded(rung, f"{number:02}-{added or 'baseline'}.json.gz", row["tpot_ms"])
+            ladder.append(row)
+            before = len(rung)
+        return ladder
+
+    def _recorded(self, rung: Passes, name: str, tpot_ms: float) -> dict[str, Any]:
+        """Records decode steps, unless an earlier run did -> the file, and their time over the unprofiled one."""
+        path = self.options.folder / name
+        if (step := self.store.get("step_ms", name)) is None or not path.exists():
+            with base.applied(self.engine, list(rung)):
+                self.engine.prefill(self.prompt)
+                for _ in range(SETTLE):
+                    self.engine.step()
+                record_open(self.engine, path, RECORDED)
+            measured = ling_prof.report(ling_prof.load(path))["summary"][0]["wall_ns"]["mean"] / 1e6
+            if step is None:
+                self.store.put("step_ms", name, measured)
+            step = measured
+        return {"trace": name, "profiled_ratio": step / tpot_ms}
+
+    def _notes(self) -> Iterator[str]:
+        options = self.options
+        if left := options.osl % options.steps:
+            yield f"whole windows only: the last {left} of {options.osl} tokens are not measured"
+        if not self.design.players:
+            yield "no pass can be measured here: only the baseline is"
+        if self.resumed:
+            yield f"{len(self.resumed)} of {len(options.measured)} windows were measured by an earlier run"
+        for i, said in self.voids.items():
+            yield f"{label(self.design.combinations[i])}, while it was measured: {said}; its times are dropped"
+        if options.traces and not self.records:
+            yield "no recordings: there are no kernels to record on a CPU"
+        yield from reservations(self.engine)
+
+
+def _tpot(row: Any) -> Any:
+    return {key: row[key] for key in TIMES}
+
+
+def _design(options: AblateOptions, players: list[Passes]) -> Design:
+    """The design asked for; without players only the baseline."""
+    if players:
+        return designs.make(options.design, players, options.seed)
+    return Design(options.design, (), [()], {}, {}, {}, [])
+
+
+def _counted(items: list[Passes], progress: Progress) -> Iterator[Passes]:
+    """The items, telling the progress after each."""
+    for number, item in enumerate(items):
+        yield item
+        progress((number + 1) / len(items))

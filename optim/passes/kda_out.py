@@ -1,0 +1,16 @@
+"""KDA's gated norm split between its step and its output projection: neither computes more than it must."""
+
+import pandas as pd
+
+from optim.base import operation
+from optim.sites import kernels
+
+removes = "the gated norm that every program of the output projection repeats"
+rung = 13
+replaces = ("kda_fused",)
+exact = False
+blocked, apply, took_effect = operation("kda", "optim.kernels.kda.fused")
+
+
+def find(trace) -> pd.DataFrame:
+    return kernels(trace, "fuse", name="^kda_")

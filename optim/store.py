@@ -1,0 +1,128 @@
+"""What an ablation has finished, kept in an SQLite file, so that a run that was cut short goes on where it ended.
+
+One table, one row a finished thing; a row is written whole or not at all, also when the process is killed.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ling_prof.errors import UserError
+from ling_prof.plain_file import check_writable
+
+TABLE = "CREATE TABLE finished (kind TEXT, name TEXT, value TEXT NOT NULL, PRIMARY KEY (kind, name))"
+LONGEST = 60  # characters of a value that a sentence shows
+ELSEWHERE = "give another folder with --output"
+FAULTS = {
+    sqlite3.SQLITE_BUSY: f"another run is using it; wait until it has ended, or {ELSEWHERE}",
+    sqlite3.SQLITE_NOTADB: f"it is no ablation store; {ELSEWHERE}",
+    sqlite3.SQLITE_READONLY: f"it is read-only; make it writable, or {ELSEWHERE}",
+    sqlite3.SQLITE_FULL: "the disk is full; make room and run again to go on",
+}
+
+
+class Store:
+    """One ablation's finished windows, verdicts and the like; a context manager, locked for other runs until its end.
+
+    key: all that must be equal to go on with what is there, as JSON data (lock, design, players, windows, steps).
+    Raises UserError, and changes nothing, for a file that holds something else, belongs to another key or run, or
+    cannot be written; also where a later write fails.
+    """
+
+    def __init__(self, path: Path, key: Mapping[str, Any]):
+        check_writable(path)
+        self.path = path
+        with self._spoken():
+            self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
+            try:
+                self._open(json.loads(_packed(key)))
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _open(self, key: dict[str, Any]) -> None:
+        """Locks the file until it is closed; a new one gets its table and key in one transaction."""
+        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._db.execute("BEGIN EXCLUSIVE")
+        tables = [name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        if not tables:
+            self._db.execute(TABLE)
+            self.put("key", "", key)
+        elif tables != ["finished"] or (there := self.get("key", "")) is None:
+            raise UserError(f"{self.path}: {FAULTS[sqlite3.SQLITE_NOTADB]}.")
+        elif differing := ", ".join(_differing(there, key)):
+            raise UserError(
+                f"{self.path} holds another ablation, which differs in {differing}; {ELSEWHERE}, or delete it."
+            )
+        self._db.execute("COMMIT")
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the lock; what was finished stays."""
+        self._db.close()
+
+    def finish(self, number: int, times: Mapping[int, float]) -> None:
+        """Keeps a whole window: index of a combination -> ns per token."""
+        self.put("window", str(number), {str(index): time for index, time in times.items()})
+
+    def window(self, number: int) -> dict[int, float] | None:
+        """What `finish` kept; None for a window that is not finished."""
+        times = self.get("window", str(number))
+        return None if times is None else {int(index): time for index, time in times.items()}
+
+    def windows(self) -> list[int]:
+        """The numbers of the finished windows, ascending."""
+        with self._spoken():
+            found = self._db.execute("SELECT name FROM finished WHERE kind = 'window'").fetchall()
+        return sorted(int(name) for (name,) in found)
+
+    def put(self, kind: str, name: str, value: Any) -> None:
+        """Keeps JSON data that is finished once; the kinds 'key' and 'window' are the store's own.
+
+        Raises ValueError for a name that is there already, and for NaN.
+        """
+        try:
+            with self._spoken():
+                self._db.execute("INSERT INTO finished VALUES (?, ?, ?)", (kind, name, _packed(value)))
+        except sqlite3.IntegrityError:
+            raise ValueError(f"{kind} {name} is finished already") from None
+
+    def get(self, kind: str, name: str) -> Any:
+        """What `put` kept; None where nothing is."""
+        with self._spoken():
+            query = "SELECT value FROM finished WHERE kind = ? AND name = ?"
+            row = self._db.execute(query, (kind, name)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    @contextmanager
+    def _spoken(self) -> Iterator[None]:
+        """What SQLite complains of, as a sentence."""
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.DatabaseError as error:
+            fault = FAULTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+            raise UserError(f"{self.path}: {fault or f'SQLite cannot use it ({error}); {ELSEWHERE}'}.") from None
+
+
+def _packed(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def _differing(there: Any, now: Any, name: str = "") -> Iterator[str]:
+    """The leaves of two keys that differ, with both values where they are short."""
+    if isinstance(there, dict) and isinstance(now, dict):
+        for part in {**there, **now}:
+            yield from _differing(there.get(part), now.get(part), f"{name}.{part}" if name else part)
+    elif there != now:
+        values = f"{_packed(there)} there, {_packed(now)} now"
+        yield f"{name} ({values})" if len(values) <= LONGEST else name

@@ -1,0 +1,253 @@
+"""Ablations from end to end, at nano size on a CPU, with passes made for the tests."""
+
+import json
+import shutil
+from functools import partial
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from conftest import BUNDLED  # noqa: E402
+from test_cli import cli, refused  # noqa: E402
+from test_gate import made, made_passes, one_thread, other  # noqa: E402, F401
+
+from ling_prof import UserError, ablation_report  # noqa: E402
+from optim import ablate, base, bench, session  # noqa: E402
+from optim.gate import Gate  # noqa: E402
+from optim.measure import Protocol  # noqa: E402
+from optim.options import AblateOptions, BenchOptions  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("made_passes", "one_thread")
+
+
+@pytest.fixture(autouse=True)
+def short_gate(monkeypatch):
+    monkeypatch.setattr(ablate, "Gate", partial(Gate, tokens=8, positions=8))
+
+
+@pytest.fixture
+def asked(tmp_path):
+    def options(passes, **how):
+        asked = {"isl": 32, "osl": 16, "steps": 4, "device": "cpu", "output": tmp_path / "a", "passes": passes}
+        return AblateOptions(model="nano", **asked | how)
+
+    return options
+
+
+def of(rows, name):
+    return next(row for row in rows if row["pass"] == name)
+
+
+def test_a_slow_pass_is_told_from_one_that_does_nothing(asked):
+    found = ablate.run(asked("keeps,slow"))
+    slow, keeps = of(found["attribution"], "slow"), of(found["attribution"], "keeps")
+    assert -30_000 < slow["gain_us"] < -5_000
+    assert slow["high"] < 0
+    assert keeps["gain_us"] > slow["high"]
+    assert (slow["exact"], slow["method"], slow["took_effect"]) == (True, "shapley", "it is on")
+    assert slow["gate"] == "8 tokens equal, again after a sampled request"
+    assert [row["passes"] for row in found["rows"]] == [[], ["keeps"], ["slow"], ["keeps", "slow"]]
+    assert [rung["added"] for rung in found["ladder"]] == ["", "keeps", "slow"]
+    assert (found["baseline"]["tpot_ms"], found["all_on"]["tpot_ms"]) == (
+        found["rows"][0]["tpot_ms"],
+        found["rows"][3]["tpot_ms"],
+    )
+    assert (found["windows"], found["steps"], found["lock"]["osl"], found["target"]) == (4, 4, 16, "engine")
+
+
+def test_the_file_is_what_was_returned_and_can_be_read(asked):
+    options = asked("keeps,bf16_gate+bf16_head", design="ladder")
+    found = ablate.run(options)
+    assert ablation_report.load(options.folder / "ablation.json") == json.loads(json.dumps(found))
+    assert [row["pass"] for row in found["attribution"]] == ["keeps", "bf16_gate+bf16_head"]
+    assert found["rows"][2]["gate"].startswith("rounding, declared: top-1 equal at ")
+    assert found["gates"][2]["kl_mean"] > 0
+
+
+def test_what_was_not_gated_is_vouched_for_by_its_windows(asked):
+    found = ablate.run(asked("keeps,still,bf16_head,calm", osl=8))
+    gates = {tuple(row["passes"]): row["gate"] for row in found["rows"]}
+    assert gates["keeps", "still"] == "8 tokens equal, again after a sampled request"
+    assert gates["keeps", "calm"] == "16 window tokens equal"
+    assert gates["bf16_head", "calm"] == "rounding, declared"
+
+
+def test_a_pass_that_fails_alone_shows_no_speed(asked):
+    found = ablate.run(asked("keeps,lies"))
+    lies = of(found["attribution"], "lies")
+    assert lies["gate"].startswith("token 3 is ")
+    assert [lies[key] for key in ("gain_us", "gain_pct", "low", "high")] == [None] * 4
+    assert not any("lies" in row["passes"] for row in found["rows"])
+    assert of(found["attribution"], "keeps")["gain_us"] is not None
+    gate = next(row for row in found["gates"] if row["passes"] == ["lies"])
+    assert (gate["ok"], gate["first_difference"]) == (False, 3)
+
+
+def test_what_fails_only_while_it_is_measured_shows_none_either(asked, made_passes):  # noqa: F811
+    late = made(lambda engine, advance: lambda: _late(engine, advance))
+    made_passes["keeps"].apply = late.apply
+    found = ablate.run(asked("keeps,slow"))
+    keeps = of(found["attribution"], "keeps")
+    assert (keeps["gain_us"], of(found["attribution"], "slow")["gain_us"]) == (None, None)
+    assert keeps["gate"] == found["rows"][1]["gate"]
+    assert keeps["gate"].startswith("token 1 is ")
+    assert [row["tpot_ms"] is None for row in found["rows"]] == [False, True, False, True]
+    assert any(note.startswith("keeps, while it was measured: token 1 is ") for note in found["notes"])
+
+
+def _late(engine, advance):
+    """Wrong only in a request that was restored."""
+    return other(engine, advance) if engine.request > engine.prompts else advance()
+
+
+def test_a_run_that_was_killed_goes_on(asked, monkeypatch):
+    visits = []
+    visit = Protocol._visit
+    monkeypatch.setattr(Protocol, "_visit", lambda *of: visits.append(of[2]) or visit(*of))
+
+    def killed(share):
+        if share > 0.6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ablate.run(asked("keeps,slow"), killed)
+    visits.clear()
+    found = ablate.run(asked("keeps,slow"))
+    assert len(visits) == 2 * 5  # two of four windows, four combinations and the baseline again
+    assert "2 of 4 windows were measured by an earlier run" in found["notes"]
+    assert of(found["attribution"], "slow")["high"] < 0
+    visits.clear()
+    assert ablate.run(asked("keeps,slow"))["rows"] == found["rows"]
+    assert not visits
+
+
+def test_another_ablation_in_the_folder_is_refused(asked):
+    ablate.run(asked("keeps", osl=8))
+    with pytest.raises(UserError, match="holds another ablation, which differs in players"):
+        ablate.run(asked("slow", osl=8))
+
+
+def test_where_nothing_can_be_applied_the_baseline_is_told(asked):
+    found = ablate.run(asked("cuda_graph+pdl,host_run_ahead"))
+    assert [row["passes"] for row in found["rows"]] == [[]]
+    assert found["baseline"] == found["all_on"]
+    assert (found["attribution"], found["interactions"]) == ([], [])
+    assert of(found["blocked"], "cuda_graph+pdl")["reason"] == "a CUDA graph needs a GPU and the Triton kernels"
+    assert "no pass can be measured here: only the baseline is" in found["notes"]
+
+
+def test_without_names_all_are_asked_for_by_rungs(asked):
+    engine = session.open_engine(asked(None), 16)
+    players = ablate.players_of(engine, asked(None))
+    assert ("bf16_gate", "bf16_head") in players
+    assert [name for player in players for name in player] == list(base.passes())
+    engine.passes = ("cuda_graph",)
+    assert ("cuda_graph",) not in ablate.players_of(engine, asked(None))
+    with pytest.raises(UserError, match="cuda_graph is on already; leave it out of --passes, or measure it with"):
+        ablate.players_of(engine, asked("cuda_graph"))
+
+
+@pytest.mark.parametrize("design", ["leave-one-out", "sampled"])
+def test_the_ladder_has_the_rungs_that_were_measured(asked, design):
+    found = ablate.run(asked("keeps,slow,bf16_head", design=design, osl=8))
+    assert found["ladder"][0]["added"] == ""
+    assert "".join(rung["added"] for rung in found["ladder"]).endswith("bf16_head")
+    assert found["ladder"][-1]["tpot_ms"] == found["all_on"]["tpot_ms"]
+
+
+def test_every_rung_is_recorded_with_its_ratio(asked, monkeypatch):
+    """As on a GPU, with a bundled recording in place of the profiler's."""
+    recorded = []
+
+    def record(engine, path, steps):
+        recorded.append((path.name, engine.passes, steps))
+        shutil.copy(BUNDLED / "h200_ling_tiny_graph_stacks.pt.trace.json.gz", path)
+
+    monkeypatch.setattr(ablate, "record_open", record)
+    monkeypatch.setattr(ablate._Work, "records", True)
+    found = ablate.run(asked("keeps", osl=8))
+    assert recorded == [("00-baseline.json.gz", (), 12), ("01-keeps.json.gz", ("keeps",), 12)]
+    assert [rung["trace"] for rung in found["ladder"]] == ["00-baseline.json.gz", "01-keeps.json.gz"]
+    for rung in found["ladder"]:
+        assert rung["profiled_ratio"] == pytest.approx(4.171678 / rung["tpot_ms"])
+    ablate.run(asked("keeps", osl=8))
+    assert len(recorded) == 2
+
+
+def test_progress_rises_to_one(asked):
+    shares = []
+    ablate.run(asked("keeps", osl=8), shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
+def test_tokens_beyond_whole_windows_are_told(asked):
+    found = ablate.run(asked("keeps", osl=10))
+    assert "whole windows only: the last 2 of 10 tokens are not measured" in found["notes"]
+    assert (found["lock"]["osl"], found["windows"]) == (8, 2)
+
+
+def test_the_command_makes_it_again(asked, tmp_path):
+    assert asked("keeps,slow", traces=False, eager=True).command == (
+        f"ling-prof ablate --model nano --isl 32 --osl 16 --design factorial --steps 4 --seed 0 --no-traces "
+        f"--output {tmp_path}/a --dtype bf16 --device cpu --eager --passes keeps,slow"
+    )
+    assert AblateOptions(model="models/some").folder.name == "ablation-some"
+
+
+ASKED = ("ablate", "--model", "nano", "--isl", "32", "--osl", "8", "--steps", "4", "--device", "cpu")
+
+
+def test_the_command_line_end_to_end(tmp_path):
+    done = cli(*ASKED, "--output", str(tmp_path / "new" / "a"), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = ablation_report.load(tmp_path / "new" / "a" / "ablation.json")
+    assert json.loads(done.stdout) == found
+    assert {row["pass"] for row in found["blocked"]} >= {"cuda_graph", "pdl", "kda_fused"}
+    page = cli(*ASKED, "--output", str(tmp_path / "new" / "a")).stdout
+    assert "bf16_gate+bf16_head" in page
+    assert "a CUDA graph needs a GPU and the Triton kernels" in page
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--passes", "pld"), "no pass pld; there are cuda_graph, "),
+        (("--passes", "pdl,"), "--passes takes names of passes"),
+        (("--passes", ""), "--passes takes names of passes"),
+        (("--passes", "all"), "leave it out for all"),
+        (("--passes", "bf16_head,pdl+bf16_head"), "--passes takes each pass once"),
+        (("--design", "best"), "--design takes one of factorial, "),
+        (("--osl", "7"), "--osl takes a number of tokens that holds two windows"),
+        (("--steps", "0"), "--steps takes"),
+        (("--seed", "-1"), "--seed takes"),
+        (("--model", "huge"), "no model 'huge'"),
+        (("--output", "/dev/null"), "/dev/null is no folder"),
+        (("--output", "/dev/null/a"), "/dev/null is no folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_ends_in_one_sentence(tmp_path, more, words):
+    assert words in refused(*ASKED, "--output", str(tmp_path / "a"), *more)
+    assert not (tmp_path / "a" / "ablation.json").exists()
+
+
+def test_bench_switches_passes():
+    asked = {"model": "nano", "isl": 8, "osl": 4, "runs": 1, "device": "cpu"}
+    found = bench.run(BenchOptions(**asked, passes="bf16_head"))
+    assert found["lock"]["passes"] == ["bf16_head"]
+    assert "bf16_head: the head is torch.bfloat16" in found["notes"]
+    assert found["command"].endswith("--device cpu --passes bf16_head")
+    with pytest.raises(UserError, match="no pass pld"):
+        bench.run(BenchOptions(**asked, passes="pld"))
+    with pytest.raises(UserError, match="cuda_graph cannot be applied"):
+        bench.run(BenchOptions(**asked, passes="cuda_graph"))
+
+
+def test_all_are_those_that_can_be_on(asked):
+    engine = session.open_engine(asked(None), 16)
+    there = BenchOptions(model="nano", passes="all").names(engine)
+    assert {"bf16_gate", "bf16_head", "keeps"} <= {*there}
+    assert not {"cuda_graph", "pdl"} & {*there}
