@@ -32,25 +32,24 @@ def search(engine: Engine, only: str = "", say=print) -> dict[str, tiles.Tile]:
     Needs passes applied and a request begun.
     """
     found: dict[str, tiles.Tile] = {}
-    start = engine.save()
+    saved = engine.save()
     tiles.asked.clear()
-    best = replay_us(engine, start)
+    replay_us(engine, saved)
     keys = [key for key in tiles.asked if re.search(only, key)]
     for key in sorted(keys, key=lambda key: -math.prod(map(int, re.findall(r"\d+", key)))):
-        best = replay_us(engine, start)  # anew: clocks drift
+        best = math.inf
         for choice in tiles.asked[key]:
             tiles.trial[key] = choice
-            took = replay_us(engine, start)
-            if key not in found or took < WORTH * best:
-                found[key], best = choice, min(best, took)
+            if (took := replay_us(engine, saved)) < WORTH * best:
+                found[key], best = choice, took
         tiles.trial[key] = found[key]
         say(f"{key}: {found[key]}, the step {best:.1f} us")
     return found
 
 
-def replay_us(engine: Engine, start: Saved) -> float:
+def replay_us(engine: Engine, saved: Saved) -> float:
     """The median time of the captured forward pass, us; infinite for a tile that does not fit the processor."""
-    engine.restore(start)
+    engine.restore(saved)
     try:
         engine.capture()
     except Exception as error:

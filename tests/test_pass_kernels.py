@@ -11,11 +11,12 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 
-from conftest import BUNDLED  # noqa: E402
-from optim import kernels  # noqa: E402
-from optim.engine import compose, mla  # noqa: E402
-from optim.engine.cache import Cache, Metadata  # noqa: E402
-from optim.engine.config import NANO, TINY  # noqa: E402
+from conftest import BUNDLED
+
+from optim import kernels
+from optim.engine import compose, mla
+from optim.engine.cache import Cache, Metadata
+from optim.engine.config import NANO, TINY
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -296,7 +297,7 @@ EARLY = {  # what a kernel reads before its wait: weights, and what is older tha
     "gemv_kernel": {"weight"},
     "norm_gemv_kernel": {"matrix", "weight"},
     "head_argmax_kernel": {"matrix", "weight"},
-    "kda_step_fused_kernel": {"conv_weight", "a_log", "dt_bias", "ring", "state", "index", "position"},
+    "kda_step_fused_kernel": {"gain", "conv_weight", "a_log", "dt_bias", "ring", "state", "index", "position"},
     "moe_front_kernel": {"router", "gate_up", "norm"},
     "experts_down_kernel": {"weight", "shared_down", "logits", "bias"},
     "experts_down_direct_kernel": {"weight", "shared_down", "chosen", "weights"},

@@ -1,6 +1,5 @@
 """The registry, applying and undoing, and every kernel of a pass against the operation it stands for."""
 
-import ast
 import json
 import re
 import subprocess

@@ -51,7 +51,7 @@ def kda_core(qkv, f, b, w, ring: torch.Tensor, state: torch.Tensor, meta, bound:
 
 
 def kda(qkv, f, g, b, w, ring: torch.Tensor, state: torch.Tensor, meta, c: Config, ops) -> torch.Tensor:
-    """One token from a KDA layer's first projections, g (1, h d) the output gate among them, to its branch (1, hidden)."""
+    """One token from a KDA layer's first projections, with its output gate g (1, h d), to its branch (1, hidden)."""
     o = ops.kda_core(qkv, f, b, w, ring, state, meta, c.gate_bound, ops)
     return ops.gated_norm_linear(o, g, w.o_norm, w.o, c.eps, ops)
 

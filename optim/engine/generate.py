@@ -192,7 +192,7 @@ class Engine:
 
     @torch.inference_mode()
     def score(self, tokens: Iterable[int]) -> Iterator[torch.Tensor]:
-        """Decodes these tokens whatever the model would say -> after each the logits (vocab) fp32, valid until the next.
+        """Decodes these tokens, whatever the model says -> after each the logits (vocab) fp32, valid until the next.
 
         Raises UserError as `step` does.
         """

@@ -1,6 +1,7 @@
 """The forward pass. One function for prompt and decode: only how a layer attends differs, and the caller says how."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,14 +36,14 @@ class Model:
         Reads and writes the cache where `meta` says.
         """
         ops = self.decode_ops
-        x, residual = self._layers(token, lambda *layer: self._attend_one(*layer, meta), ops)
+        x, residual = self._layers(token, partial(self._attend_one, meta), ops)
         logits, best = self._head(x, residual, ops)
         return logits[0], best
 
     def prefill(self, tokens: torch.Tensor, seen: int) -> torch.Tensor:
         """tokens (T) int64, the prompt's from number `seen` on -> logits (vocab) after the last."""
         row = torch.tensor([REQUEST], dtype=torch.int32, device=tokens.device)
-        x, residual = self._layers(tokens, lambda *layer: self._attend_many(*layer, seen, row), self.prefill_ops)
+        x, residual = self._layers(tokens, partial(self._attend_many, seen, row), self.prefill_ops)
         return self._head(x[-1:], residual[-1:], self.prefill_ops)[0][0]
 
     def _layers(self, tokens: torch.Tensor, attend: Attend, ops) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,13 +65,13 @@ class Model:
         with mark("head"):
             return ops.head(x, residual, self.w.norm, self.w.head, self.c.eps, ops)
 
-    def _attend_one(self, layer: int, x: torch.Tensor, residual, meta: Metadata):
+    def _attend_one(self, meta: Metadata, layer: int, x: torch.Tensor, residual):
         c, w, n, cache, ops = self.c, self.w.layers[layer], self.rank[layer], self.cache, self.decode_ops
         if c.is_mla(layer):
             return mla.decode(x, residual, w, cache.latent[n], self.rope_table, meta, c, ops)
         return kda.decode(x, residual, w, cache.conv[n], cache.state[n], meta, c, ops)
 
-    def _attend_many(self, layer: int, x: torch.Tensor, residual, seen: int, row: torch.Tensor):
+    def _attend_many(self, seen: int, row: torch.Tensor, layer: int, x: torch.Tensor, residual):
         c, w, n, cache, ops = self.c, self.w.layers[layer], self.rank[layer], self.cache, self.prefill_ops
         if c.is_mla(layer):
             return mla.prefill(x, residual, w, cache.latent[n], self.rope_table, cache, seen, c, ops)

@@ -14,7 +14,11 @@ from typing import Any
 import triton
 import triton.language as tl
 
-chained = False  # the pass `pdl` sets it
+WAITS, SLEEPS, HASTY = 1, 2, 3
+chained = 0  # the pass `pdl` sets it to WAITS
+
+# The other two are for tests: a kernel then sleeps between letting the next begin and its own work, so that whoever
+# does not wait for it reads what was there before. HASTY leaves the wait out, which must show.
 
 
 def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
@@ -24,6 +28,12 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
 
 @triton.jit
 def chain(PDL: tl.constexpr):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    if PDL > 0:
+        if PDL < 3:
+            tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        if PDL > 1:
+            now = tl.extra.cuda.globaltimer()
+            end = now + 20_000
+            while now < end:
+                now = tl.extra.cuda.globaltimer()

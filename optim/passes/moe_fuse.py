@@ -1,4 +1,4 @@
-"""An MoE layer of one token in three launches: each reader of the experts ranks them by itself, from the router's logits."""
+"""An MoE layer of one token in three launches: who reads the experts ranks them, from the router's logits."""
 
 import pandas as pd
 

@@ -31,7 +31,7 @@ def blocked(engine) -> str:
 def apply(engine) -> Iterator[None]:
     from optim.kernels import launch
 
-    with exchanged(launch, chained=True):
+    with exchanged(launch, chained=launch.WAITS):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Projections that read the same input as one matrix: their weights lie one behind the other, and one launch reads them."""
+"""Projections that read the same input as one matrix: one launch reads what lies side by side."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,7 @@
 """Convolution, gate and delta rule of one token in one launch: a program takes some value channels of a head.
 
-The gated norm needs all of a head. `kda_core` leaves it to the next launch as it is, which keeps every bit. `kda` splits
-it: the step applies gain and gate and leaves sums of squares, and the output projection divides by their root.
+The gated norm needs all of a head. `kda_core` leaves it to the next launch as it is, which keeps every bit. `kda`
+splits it: the step applies gain and gate and leaves sums of squares, and the output projection divides by their root.
 
 Where two products are added, `fma` says which one is rounded: left to itself, the compiler chose differently here and
 there. In fp32, where no rounding to bf16 lies between, it still may.
@@ -96,10 +96,14 @@ def kda_step_fused_kernel(
     k_seen, k_weights = window_of(row, conv_weight, k_at, now, WIDTH)
     v_seen, v_weights = window_of(row, conv_weight, v_at, now, WIDTH)
     rate, bias = tl.exp(tl.load(a_log + head)), tl.load(dt_bias + q_at)
+    gain_of = tl.load(gain + value).to(tl.float32) if GATED else 1.0
     chain(PDL)
     q_new, k_new, v_new = tl.load(qkv + q_at), tl.load(qkv + k_at), tl.load(qkv + v_at)
     x = tl.load(f + q_at).to(tl.float32) + bias
     beta = tl.sigmoid(tl.load(b + head).to(tl.float32))
+    opening = 1.0
+    if GATED:
+        opening = gain_of * tl.sigmoid(tl.load(gate + head * D + value).to(tl.float32))
     tl.store(row + q_at * WIDTH + now % WIDTH, q_new)
     tl.store(row + k_at * WIDTH + now % WIDTH, k_new)
     tl.store(row + v_at * WIDTH + now % WIDTH, v_new)
@@ -119,7 +123,7 @@ def kda_step_fused_kernel(
     o, o_at = tl.sum(s * q[None, :], 1), head * D + value
     if GATED:
         tl.store(squares + head * (D // BV) + tl.program_id(1), tl.sum(o * o))
-        o *= tl.load(gain + value).to(tl.float32) * tl.sigmoid(tl.load(gate + o_at).to(tl.float32))
+        o *= opening
     tl.store(out + o_at, o)
 
 

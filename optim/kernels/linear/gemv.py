@@ -31,7 +31,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def tiles(n: int) -> list[Tile]:
     """Rows a warp (R) and warps; the first for a matrix of n rows where nothing better is known."""
     some = [(1, 4), (2, 4), (1, 8), (2, 8), (1, 2), (2, 2), (4, 4), (4, 2), (1, 1)]
-    return [{"R": rows, "num_warps": warps} for rows, warps in (some if n <= 4096 else [(2, 4), *some])]
+    some = some if n <= 4096 else [(2, 4), *some]
+    tight = [{"R": 2, "num_warps": 4, "maxnreg": 128}, {"R": 2, "num_warps": 2, "maxnreg": 128}]
+    return [*({"R": rows, "num_warps": warps} for rows, warps in some), *tight]
 
 
 def programs(n: int, chosen: Tile) -> int:

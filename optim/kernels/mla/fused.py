@@ -1,6 +1,6 @@
 """mla_core of one token in four launches instead of a dozen.
 
-mla_query   q_b with W_uk multiplied into it beforehand, and the norm of its input inside: the query in the latent space;
+mla_query   q_b with W_uk multiplied into it beforehand, and the norm of its input inside: the query in latent space;
             beside it the new key's norm, rotation and storing
 mla_split   each program attends to some of the context; all but the last read it before their wait
 mla_join    the splits merged

@@ -4,8 +4,8 @@ moe_front    norm, router logits, and the shared expert's first half
 experts_up   the experts' first half
 experts_down their second half, with the shared expert's: the layer's output
 
-Nobody waits for a top-k: every warp that reads an expert ranks them all by itself, from the logits. The last launch does
-so before its wait, since the logits are two launches old, and reads its weights there too.
+Nobody waits for a top-k: every warp that reads an expert ranks them all by itself, from the logits. The last launch
+does so before its wait, since the logits are two launches old, and reads its weights there too.
 """
 
 import torch
@@ -110,7 +110,7 @@ def moe_front_kernel(
 
 @triton.jit
 def largest(order, i):
-    """Of each row the largest number, of equals the first: its i, (rows,). Integers: one instruction reduces a warp's."""
+    """Of each row the largest number, of equals the first: its i, (rows,). Of integers: one instruction a warp."""
     return tl.min(tl.where(order == tl.max(order, 1)[:, None], i, 0x7FFFFFFF), 1)
 
 
