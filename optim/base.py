@@ -5,6 +5,7 @@ A pass module has a docstring, and
     removes                  one phrase: the cost that disappears
     exact                    True: outputs stay bitwise equal; False: it changes rounding
     rung                     its place in the ladder; passes of one rung are switched together
+    lowers                   what a recording shows less of: a class of the ledger, a role, "kernels" or "launches"
     find(trace)              DataFrame with COLUMNS: the sites of a recorded trace that it would change
     blocked(engine) -> str   why it cannot be applied here; empty when it can
     apply(engine)            context manager: on inside, undone after, also after an error; `applied` captures anew
@@ -22,6 +23,8 @@ from types import ModuleType
 from typing import Any
 
 from ling_prof.errors import Missing, UserError
+from ling_prof.roles import ROLES
+from ling_prof.timeline import CLASSES
 
 COLUMNS = {
     "site": "kernel, range or call",
@@ -29,7 +32,10 @@ COLUMNS = {
     "time_ns": "per step: what the edit is about, busy or idle",
     "edit": "what-if transformation: remove_wait, to_graph, chain, fuse, dtype or scale",
 }
-NEEDED = ("__doc__", "removes", "rung", "find", "blocked", "apply", "took_effect")
+NEEDED = ("__doc__", "removes", "rung", "lowers", "find", "blocked", "apply", "took_effect")
+
+
+SHOWN = (*CLASSES, *ROLES, "kernels", "launches")
 
 
 class NotOn(UserError):
@@ -49,6 +55,8 @@ def _checked(name: str) -> ModuleType:
     lacks = [what for what in NEEDED if not getattr(module, what, None)]
     if lacks or not isinstance(getattr(module, "exact", None), bool):
         raise TypeError(f"optim/passes/{name}.py lacks {', '.join(lacks) or 'exact, True or False'}")
+    if module.lowers not in SHOWN:
+        raise TypeError(f"optim/passes/{name}.py lowers {module.lowers!r}, none of {', '.join(SHOWN)}")
     return module
 
 
@@ -81,14 +89,14 @@ def replaced(names: list[str]) -> dict[str, str]:
 
 @contextmanager
 def applied(engine: Any, names: list[str], kept: dict[tuple[str, ...], Any] | None = None) -> Iterator[dict[str, str]]:
-    """Applies passes in order; undoes them in reverse, also after an error. Gives name -> proof that it is on.
+    """Applies passes, those of lower rungs first; undoes them in reverse, also after an error. Gives name -> proof.
 
     Requests end at both borders; a pass that another one replaces is left out, and its proof says so. `kept` holds the
     captured forward pass and the proofs of each set of passes, so that coming back to one costs next to nothing.
     Raises UserError for a pass that is blocked here, and NotOn for one without effect.
     """
     idle = replaced(names)
-    chosen = {name: module for name, module in named(names).items() if name not in idle}
+    chosen = {name: module for name, module in passes().items() if name in named(names) and name not in idle}
     with ExitStack() as stack:
         engine.forget()
         stack.callback(engine.forget)
@@ -136,30 +144,38 @@ def once(engine: Any, name: str, make: Callable[[], Any]) -> Any:
 class Counted:
     """A function that counts its calls: the proof that a decode step comes by."""
 
-    def __init__(self, function: Callable[..., Any]):
-        self.function, self.calls = function, 0
+    def __init__(self, function: Callable[..., Any], source: str):
+        self.function, self.source, self.calls = function, source, 0
 
     def __call__(self, *arguments: Any) -> Any:
         self.calls += 1
         return self.function(*arguments)
 
 
-def operation(name: str, module: str) -> tuple[Callable[..., str], Callable[..., Any], Callable[..., str]]:
-    """`blocked`, `apply` and `took_effect` of a pass that puts `module`'s kernel in place of one decode operation."""
+def needs_triton(engine: Any) -> str:
+    """The `blocked` of a pass whose kernel is Triton's."""
+    return "" if engine.has_triton else "its kernel is Triton's, and the engine runs the naive ones"
 
-    def blocked(engine: Any) -> str:
-        return "" if engine.has_triton else "its kernel is Triton's, and the engine runs the naive ones"
+
+def operation(
+    name: str, module: str, bind: Callable[[Any, ModuleType], Callable[..., Any]] | None = None
+) -> tuple[Callable[..., str], Callable[..., Any], Callable[..., str]]:
+    """`blocked`, `apply` and `took_effect` of a pass that puts `module`'s kernel in place of one decode operation.
+
+    The kernel has the operation's name, or is what `bind(engine, module)` gives.
+    """
 
     def apply(engine: Any) -> AbstractContextManager:
-        kernel = getattr(importlib.import_module(module), name)
-        return exchanged(engine.model.decode_ops, **{name: Counted(kernel)})
+        found = importlib.import_module(module)
+        kernel = bind(engine, found) if bind else getattr(found, name)
+        return exchanged(engine.model.decode_ops, **{name: Counted(kernel, module)})
 
     def took_effect(engine: Any) -> str:
         used = getattr(engine.model.decode_ops, name)
-        if not isinstance(used, Counted) or used.function.__module__ != module:
+        if not isinstance(used, Counted) or used.source != module:
             raise NotOn(f"{name} is not that of {module}.")
         if not used.calls:
             raise NotOn(f"{name} of {module} has no effect: no decode step calls it beside the other passes.")
         return f"{name} is that of {module}, called {used.calls} times while the step was prepared"
 
-    return blocked, apply, took_effect
+    return needs_triton, apply, took_effect

@@ -260,7 +260,7 @@ def test_mla_fused(c, seen):
 
 @pytest.mark.parametrize("n", [5, 17, 301, 1000])
 def test_head_argmax(n):
-    """The token is that of its own logits; twice, since the last program sets the memory back; ties take the first."""
+    """The token is that of its own logits; ties take the first."""
     from optim.kernels.linear.head import head
 
     token = torch.zeros(1, dtype=torch.int64, device=DEVICE)
@@ -295,6 +295,7 @@ def test_seam_in_the_first_launch(seen):
 
 EARLY = {  # what a kernel reads before its wait: weights, and what is older than the kernel before it
     "gemv_kernel": {"weight"},
+    "gemv_split_kernel": {"weight"},
     "norm_gemv_kernel": {"matrix", "weight"},
     "head_argmax_kernel": {"matrix", "weight"},
     "kda_step_fused_kernel": {"gain", "conv_weight", "a_log", "dt_bias", "ring", "state", "index", "position"},

@@ -170,9 +170,7 @@ class Engine:
 
     def save(self) -> Saved:
         """The request as it stands, for `restore`. Raises UserError where there is none, or the device runs ahead."""
-        steps = self._steps_so_far()
-        if int(self.seen) != self.prompt_tokens + steps:
-            raise UserError("the device is ahead of the host; save without host_run_ahead.")
+        steps = self._steps_in_step()
         state = self.generator.get_state()
         return Saved(self.token.clone(), self.seen.clone(), state, self.cache.saved(), steps, self.prompts)
 
@@ -196,12 +194,19 @@ class Engine:
 
         Raises UserError as `step` does.
         """
+        steps = self._steps_in_step()
         for token in tokens:
-            steps = self._steps_so_far()
             self.token.fill_(token)
             self.launch(self.prompt_tokens + steps)
-            self.steps = steps + 1
+            self.steps = steps = steps + 1
             yield self.logits
+
+    def _steps_in_step(self) -> int:
+        """Steps so far, of a device that is no further than the host knows."""
+        steps = self._steps_so_far()
+        if int(self.seen) != self.prompt_tokens + steps:
+            raise UserError("the device is ahead of the host; prompt again, or leave host_run_ahead out.")
+        return steps
 
     def _steps_so_far(self) -> int:
         if self.steps is None:

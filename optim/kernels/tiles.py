@@ -17,9 +17,10 @@ trial: dict[str, Tile] = {}  # what a search tries now, in place of the table
 asked: dict[str, Sequence[Tile]] = {}  # every key so far and its choices
 
 
-def tile(kernel: str, shape: tuple[int, ...], choices: Sequence[Tile]) -> Tile:
-    """The constants to launch `kernel` with at this shape; one of `choices`, or what the table says."""
-    key = f"{kernel} {'x'.join(map(str, shape))}"
+def tile(kernel: str, shape: tuple[int, ...], choices: Sequence[Tile], dtype: torch.dtype = torch.bfloat16) -> Tile:
+    """The constants to launch `kernel` with for weights of this shape; one of `choices`, or what the table says."""
+    wide = "" if dtype == torch.bfloat16 else f" {str(dtype).removeprefix('torch.')}"
+    key = f"{kernel} {'x'.join(map(str, shape))}{wide}"
     asked[key] = choices
     return trial.get(key) or table().get(gpu(), {}).get(key) or choices[0]
 

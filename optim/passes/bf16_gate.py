@@ -9,6 +9,7 @@ from optim.base import NotOn, exchanged, once
 from optim.sites import kernels
 
 removes = "half the bytes of the routers, and the cast of their input"
+lowers = "dense_gemm"
 rung = 8
 exact = False
 

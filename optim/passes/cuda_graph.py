@@ -9,6 +9,7 @@ from optim.base import NotOn, exchanged
 from optim.sites import launches
 
 removes = "the host's launch of every kernel"
+lowers = "launches"
 rung = 1
 exact = True
 

@@ -9,6 +9,7 @@ from optim.base import NotOn, exchanged
 from optim.sites import idle
 
 removes = "the wait of the device for the host between two steps"
+lowers = "sync_stall"
 rung = 2
 exact = True
 

@@ -6,6 +6,7 @@ from optim.base import operation
 from optim.sites import kernels
 
 removes = "two of the launches of KDA between its projections, and their round trips"
+lowers = "kda"
 rung = 7
 exact = True
 blocked, apply, took_effect = operation("kda_core", "optim.kernels.kda.fused")

@@ -5,7 +5,8 @@ import pandas as pd
 from optim.base import operation
 from optim.sites import kernels
 
-removes = "the gated norm that every program of the output projection repeats"
+removes = "the launch of KDA's gated norm, and its round trip through memory"
+lowers = "kernels"
 rung = 13
 replaces = ("kda_fused",)
 exact = False

@@ -1,4 +1,4 @@
-"""MLA's decode in four launches: norms, rotation, storing, both halves of kv_b and the gate lie inside them."""
+"""MLA's decode in four launches (five where queries have no low rank): norms, rotation, storing, both halves of kv_b and the gate lie inside them."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +9,7 @@ from optim.base import once, operation
 from optim.sites import kernels
 
 removes = "eight launches of an MLA layer, and idle processors while it attends"
+lowers = "mla"
 rung = 15
 exact = False
 blocked, exchange, took_effect = operation("mla_core", "optim.kernels.mla.fused")

@@ -6,6 +6,7 @@ from optim.base import operation
 from optim.sites import kernels
 
 removes = "one of the two launches of the alignment"
+lowers = "small_kernels"
 rung = 5
 exact = True
 blocked, apply, took_effect = operation("moe_align", "optim.kernels.moe.pairs")

@@ -6,6 +6,7 @@ from optim.base import operation
 from optim.sites import kernels
 
 removes = "alignment, padding and the separate sum of the experts"
+lowers = "small_kernels"
 rung = 10
 replaces = ("moe_align_pairs", "swiglu_epilogue")
 exact = False

@@ -6,6 +6,7 @@ from optim.base import operation
 from optim.sites import kernels
 
 removes = "every launch of an MoE layer but three, and the wait for one program's top-k"
+lowers = "small_kernels"
 rung = 14
 replaces = ("moe_align_pairs", "moe_direct", "swiglu_epilogue")
 exact = False

@@ -6,6 +6,7 @@ from optim.base import operation
 from optim.sites import kernels
 
 removes = "the launch of every norm, and its round trip through memory"
+lowers = "small_kernels"
 rung = 12
 exact = False
 blocked, apply, took_effect = operation("norm_linears", "optim.kernels.linear.normed")

@@ -9,6 +9,7 @@ from optim.base import NotOn, exchanged
 from optim.sites import idle
 
 removes = "launch gaps between the kernels of a graph"
+lowers = "graph_dependency"
 rung = 4
 exact = True
 

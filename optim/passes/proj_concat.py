@@ -9,6 +9,7 @@ from optim.base import Counted, NotOn, exchanged, once
 from optim.sites import kernels
 
 removes = "three launches of a KDA layer and two of an MLA layer"
+lowers = "dense_gemm"
 rung = 11
 exact = False
 
@@ -29,7 +30,7 @@ def apply(engine) -> Iterator[None]:
     with ExitStack() as stack:
         for layer, fields in zip(engine.w.layers, moved, strict=True):
             stack.enter_context(exchanged(layer, **fields))
-        stack.enter_context(exchanged(engine.model.decode_ops, linears=Counted(linears)))
+        stack.enter_context(exchanged(engine.model.decode_ops, linears=Counted(linears, linears.__module__)))
         yield
 
 

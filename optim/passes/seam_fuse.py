@@ -5,14 +5,21 @@ from contextlib import contextmanager
 
 import pandas as pd
 
-from optim.base import Counted, NotOn, exchanged, operation
+from optim.base import exchanged, operation
 from optim.sites import kernels
 
 removes = "the seam between two forward passes: its kernels, its gaps and a graph launch"
+lowers = "small_kernels"
 rung = 17
 replaces = ("seam_graph",)
 exact = True
-blocked, _, _ = operation("embed", "optim.kernels.embed.seam")
+
+
+def _bind(engine, module):
+    return lambda tokens, table: module.begin(tokens, table, engine.seen, engine.cache, engine.meta)
+
+
+blocked, exchange, took_effect = operation("embed", "optim.kernels.embed.seam", _bind)
 
 
 def find(trace) -> pd.DataFrame:
@@ -21,20 +28,5 @@ def find(trace) -> pd.DataFrame:
 
 @contextmanager
 def apply(engine) -> Iterator[None]:
-    from optim.kernels.embed.seam import begin
-
-    def embed(tokens, table):
-        return begin(tokens, table, engine.seen, engine.cache, engine.meta)
-
-    with (
-        exchanged(engine.model.decode_ops, embed=Counted(embed)),
-        exchanged(engine, seam=lambda seen: None, count=lambda: None),
-    ):
+    with exchange(engine), exchanged(engine, seam=lambda seen: None, count=lambda: None):
         yield
-
-
-def took_effect(engine) -> str:
-    used = engine.model.decode_ops.embed
-    if not isinstance(used, Counted) or not used.calls:
-        raise NotOn("the metadata is refilled apart from the forward pass.")
-    return f"the first launch refills the metadata, called {used.calls} times while the step was prepared"

@@ -9,6 +9,7 @@ from optim.base import NotOn, exchanged, once
 from optim.sites import idle
 
 removes = "the launches of the metadata seam, and the host's part in it"
+lowers = "launches"
 rung = 3
 exact = True
 

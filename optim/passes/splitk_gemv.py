@@ -1,4 +1,4 @@
-"""Projections of one token by a matrix-vector kernel instead of cuBLAS, whose tiles leave much of the device idle."""
+"""Projections of one token by matrix-vector kernels, split-K for few rows: cuBLAS leaves much of the device idle."""
 
 import pandas as pd
 
@@ -6,6 +6,7 @@ from optim.base import operation
 from optim.sites import kernels
 
 removes = "the bandwidth that tiles for many tokens waste on one"
+lowers = "dense_gemm"
 rung = 9
 exact = False
 blocked, apply, took_effect = operation("linear", "optim.kernels.linear.gemv")

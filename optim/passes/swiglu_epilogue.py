@@ -6,6 +6,7 @@ from optim.base import operation
 from optim.sites import kernels
 
 removes = "the activation kernel of the routed experts and its round trip through memory"
+lowers = "small_kernels"
 rung = 6
 exact = True
 blocked, apply, took_effect = operation("experts_up", "optim.kernels.moe.epilogue")

@@ -1,4 +1,4 @@
-"""linear for one token: each warp takes rows of the matrix whole, so small matrices fill the device as well.
+"""linear for one token: each warp takes rows of the matrix whole; the few rows of a small one are split among warps.
 
 A tile is (W, BK), a row a warp: 16 bytes a lane side by side. Vectors are read in the same shape, every warp its own
 copy; so no number crosses from warp to warp, and no warp waits for another. A program's loads of weights depend on no
@@ -16,6 +16,8 @@ from optim.kernels.tiles import Tile, tile
 __all__ = ["linear"]
 
 WARP_BYTES = 512  # one load of all lanes
+SMALL = 512  # rows, of which most processors would see none
+SPLITS = [{"num_warps": warps} for warps in (4, 2, 8)]  # parts of a row
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -23,7 +25,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return naive.linear(x, weight)
     n, depth = weight.shape
     out = torch.empty(1, n, dtype=x.dtype, device=x.device)
-    chosen = tile("gemv", (n, depth), tiles(n))
+    if n <= SMALL:
+        chosen = tile("gemv_split", (n, depth), SPLITS, weight.dtype)
+        launch(gemv_split_kernel, (n,))(x, weight, out, depth, W=chosen["num_warps"], BK=block(weight), **chosen)
+        return out
+    chosen = tile("gemv", (n, depth), tiles(n), weight.dtype)
     launch(gemv_kernel, (programs(n, chosen),))(x, weight, out, n, depth, BK=block(weight), **shape(chosen))
     return out
 
@@ -94,3 +100,19 @@ def gemv_kernel(
     for r in tl.static_range(R):
         row = first + r * W + tl.arange(0, W)
         tl.store(out + row, product(tiles, values, r, W, BK), row < n)
+
+
+@triton.jit
+def gemv_split_kernel(x, weight, out, depth: tl.constexpr, W: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr):
+    """A program is a row, whose columns its warps take in turn (split-K)."""
+    row = tl.program_id(0)
+    k, tiles = tl.arange(0, W)[:, None] * BK + tl.arange(0, BK)[None, :], ()
+    for begin in tl.static_range(0, depth, W * BK):
+        at = weight + row * depth + begin + k
+        tiles += (tl.load(at, begin + k < depth, 0.0, eviction_policy="evict_first"),)
+    chain(PDL)
+    products = tl.zeros((W, BK), tl.float32)
+    for i in tl.static_range(len(tiles)):
+        value = tl.load(x + i * W * BK + k, i * W * BK + k < depth, 0.0)
+        products += tiles[i].to(tl.float32) * value.to(tl.float32)
+    tl.store(out + row, tl.sum(products))

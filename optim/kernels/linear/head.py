@@ -20,7 +20,7 @@ def head(x, residual, weight, matrix, eps, ops, token: torch.Tensor) -> tuple[to
     if len(x) > 1 or residual is None:
         return compose.head(x, residual, weight, matrix, eps, ops)
     n, depth = matrix.shape
-    chosen = tile("head_argmax", (n, depth), tiles(n))
+    chosen = tile("head_argmax", (n, depth), tiles(n), matrix.dtype)
     count = programs(n, chosen)
     logits = torch.empty(1, n, dtype=torch.float32, device=x.device)
     bests = torch.empty(count, dtype=torch.int64, device=x.device)
@@ -32,11 +32,16 @@ def head(x, residual, weight, matrix, eps, ops, token: torch.Tensor) -> tuple[to
 
 
 @triton.jit
-def order_of(x, i):
-    """A number per x that sorts as x does, and of equals the lowest i last: int64, its low half says i."""
+def order_of(x):
+    """An int32 that sorts as the fp32 x does."""
     bits = x.to(tl.int32, bitcast=True)
-    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - i).to(tl.int64)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def place_of(x, i):
+    """An int64 that sorts as x does, of equals the lowest i last; its low half says which i."""
+    return (order_of(x).to(tl.int64) << 32) | (0x7FFFFFFF - i).to(tl.int64)
 
 
 @triton.jit
@@ -55,7 +60,7 @@ def head_argmax_kernel(
         row = first + r * W + tl.arange(0, W)
         found = product(tiles, values, r, W, BK) * scale
         tl.store(logits + row, found, row < n)
-        best = tl.maximum(best, tl.where(row < n, order_of(found, row), -0x7FFFFFFFFFFFFFFF))
+        best = tl.maximum(best, tl.where(row < n, place_of(found, row), -0x7FFFFFFFFFFFFFFF))
     tl.store(bests + tl.program_id(0), tl.max(best))
 
 

@@ -30,7 +30,7 @@ def normed(x, residual, weight, matrix, eps) -> tuple[torch.Tensor, torch.Tensor
     n, depth = matrix.shape
     out = torch.empty(1, n, dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(x)
-    chosen = tile("norm_gemv", (n, depth), tiles(n))
+    chosen = tile("norm_gemv", (n, depth), tiles(n), matrix.dtype)
     launch(norm_gemv_kernel, (programs(n, chosen),))(
         *(x, residual, weight, matrix, out, total, n, eps, depth),
         ADD=residual is not None,

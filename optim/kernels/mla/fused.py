@@ -45,12 +45,12 @@ def absorbed(w, c) -> torch.Tensor:
 def query(q, kv, w, latent, table, meta, c) -> tuple[torch.Tensor, torch.Tensor]:
     """q and kv as mla.projections make them -> q_latent (h, lora), q_rope (h, rope) not yet rotated; stores the key."""
     full = c.q_lora is None
-    matrix = kv if full else w.q_absorbed
+    norm, matrix = (w.kv_norm, w.kv_b) if full else (w.q_norm, w.q_absorbed)  # n = 0 reads neither
     n, depth = (0, 1) if full else matrix.shape
     out = torch.empty(1, c.heads * (c.kv_lora + c.rope), dtype=q.dtype, device=q.device)
     chosen = tile("mla_query", (n, depth), tiles(n))
     launch(mla_query_kernel, (programs(n, chosen) + 1,))(
-        *(q, kv, kv if full else w.q_norm, matrix, out, w.kv_norm, latent, table),
+        *(q, kv, norm, matrix, out, w.kv_norm, latent, table),
         *(meta.position, meta.slot, n, c.eps, depth),
         LORA=c.kv_lora,
         HALF=c.rope // 2,

@@ -11,6 +11,7 @@ import triton.language as tl
 from optim.engine import compose
 from optim.kernels.launch import chain, launch
 from optim.kernels.linear.gemv import block, product, programs, rows_of, shape, vector_of
+from optim.kernels.moe.triton import activated
 from optim.kernels.tiles import tile
 
 __all__ = ["experts"]
@@ -44,15 +45,6 @@ def experts(x, w, weights, chosen, shared, limit, ops) -> torch.Tensor:
         **shape(sizes),
     )
     return out
-
-
-@triton.jit
-def activated(gate, up, limit, LIMITED: tl.constexpr):
-    gate = gate * tl.sigmoid(gate)
-    if LIMITED:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-    return gate * up
 
 
 @triton.jit

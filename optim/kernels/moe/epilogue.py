@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from optim.kernels.launch import chain, launch
-from optim.kernels.moe.triton import TILES
+from optim.kernels.moe.triton import TILES, activated
 
 __all__ = ["experts_up"]
 
@@ -63,8 +63,5 @@ def fused_moe_swiglu_kernel(
         up += tl.dot(a, tl.load(right + half * depth + first, inside, 0.0), input_precision="ieee")
     gate = gate.to(out.dtype.element_ty).to(tl.float32)
     up = up.to(out.dtype.element_ty).to(tl.float32)
-    gate = gate * tl.sigmoid(gate)
-    if LIMITED:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-    tl.store(out + pair[:, None] * half + col[None, :], gate * up, real[:, None] & (col < half)[None, :])
+    found = activated(gate, up, limit, LIMITED)
+    tl.store(out + pair[:, None] * half + col[None, :], found, real[:, None] & (col < half)[None, :])

@@ -15,8 +15,10 @@ import triton.language as tl
 from optim.engine import compose
 from optim.kernels.launch import chain, launch
 from optim.kernels.linear.gemv import block, product, programs, rows_of, shape, vector_of
+from optim.kernels.linear.head import order_of
 from optim.kernels.linear.normed import gained, keep, scale_of, summed
-from optim.kernels.moe.direct import DOWN, UP, activated, mixed, one_expert
+from optim.kernels.moe.direct import DOWN, UP, mixed, one_expert
+from optim.kernels.moe.triton import activated
 from optim.kernels.router.naive import TINY
 from optim.kernels.tiles import tile
 
@@ -40,7 +42,7 @@ def front(x, residual, w, c, limit) -> tuple[torch.Tensor, ...]:
     normed, total = torch.empty_like(x), torch.empty_like(x)
     logits = torch.empty(experts, dtype=torch.float32, device=x.device)
     shared = torch.empty(1, width, dtype=x.dtype, device=x.device)
-    chosen = tile("moe_front", (experts, width, depth), FRONT)
+    chosen = tile("moe_front", (experts, width, depth), FRONT, w.router.dtype)
     launch(moe_front_kernel, (programs(max(experts, width), chosen),))(
         *(x, residual, w.mlp_norm, w.router, w.shared_gate_up, normed, total, logits, shared),
         *(experts, width, c.eps, limit or 0.0, depth),
@@ -112,13 +114,6 @@ def moe_front_kernel(
 def largest(order, i):
     """Of each row the largest number, of equals the first: its i, (rows,). Of integers: one instruction a warp."""
     return tl.min(tl.where(order == tl.max(order, 1)[:, None], i, 0x7FFFFFFF), 1)
-
-
-@triton.jit
-def order_of(x):
-    """An int32 that sorts as x does."""
-    bits = x.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit

@@ -136,6 +136,16 @@ def fused_moe_gemm_kernel(
 
 
 @triton.jit
+def activated(gate, up, limit, LIMITED: tl.constexpr):
+    """As naive.swiglu, of fp32 values."""
+    gate = gate * tl.sigmoid(gate)
+    if LIMITED:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+    return gate * up
+
+
+@triton.jit
 def swiglu_kernel(x, out, half, limit, LIMITED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     chain(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -143,11 +153,7 @@ def swiglu_kernel(x, out, half, limit, LIMITED: tl.constexpr, BLOCK: tl.constexp
     inside = col < half
     gate = tl.load(x + row * 2 * half + col, inside, 0.0).to(tl.float32)
     up = tl.load(x + row * 2 * half + half + col, inside, 0.0).to(tl.float32)
-    gate = gate * tl.sigmoid(gate)
-    if LIMITED:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-    tl.store(out + row * half + col, gate * up, inside)
+    tl.store(out + row * half + col, activated(gate, up, limit, LIMITED), inside)
 
 
 @triton.jit
