@@ -1,4 +1,4 @@
-"""MLA's decode in four launches (five where queries have no low rank): norms, rotation, storing, both halves of kv_b and the gate lie inside them."""
+"""MLA's decode between its first and last projections in four launches, five where queries have no low rank."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -2,6 +2,7 @@
 
     python scrub.py raw.pt.trace.json.gz clean.pt.trace.json.gz
     python scrub.py raw.sqlite clean.sqlite.gz
+    python scrub.py --no-stacks raw.pt.trace.json.gz clean.pt.trace.json.gz    (leaves the Python stacks out: most of the file)
 
 Kineto: paths become module paths, object addresses and unused arguments go, the epoch is set to EPOCH_NS.
 Nsight Systems: environment, command line, host, other processes and program output go; the epoch is set to EPOCH_NS.
@@ -55,23 +56,27 @@ def scrub_event(event):
     return event
 
 
-def kineto_times(text):
+def kineto_times(text, stacks=True):
     """(ts, dur) of every event, as exact decimals."""
-    events = json.loads(text, parse_float=Decimal)["traceEvents"]
+    events = kept(json.loads(text, parse_float=Decimal)["traceEvents"], stacks)
     return [(event.get("ts"), event.get("dur")) for event in events]
 
 
-def scrub_kineto(source, target):
+def kept(events, stacks):
+    return [event for event in events if stacks or event.get("cat") != "python_function"]
+
+
+def scrub_kineto(source, target, stacks=True):
     """Write the clean Kineto trace, one event per line."""
     opener = gzip.open if source.suffix == ".gz" else open
     with opener(source, "rt", encoding="utf-8") as file:
         raw = file.read()
     trace = {key: value for key, value in json.loads(raw).items() if key not in UNUSED_KEYS}
-    events = [scrub_event(event) for event in trace.pop("traceEvents")]
+    events = [scrub_event(event) for event in kept(trace.pop("traceEvents"), stacks)]
     trace.update(baseTimeNanoseconds=EPOCH_NS, traceName=target.name.removesuffix(".gz"))
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
     clean = f'{json.dumps(trace)[:-1]},\n"traceEvents":[\n{lines}\n]}}\n'
-    if kineto_times(clean) != kineto_times(raw):
+    if kineto_times(clean) != kineto_times(raw, stacks):
         raise SystemExit(f"{source}: scrubbing changed a time")
     write_gzip(target, clean.encode())
 
@@ -174,8 +179,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, help="raw recording: Kineto JSON, plain or .gz, or Nsight Systems .sqlite")
     parser.add_argument("target", type=Path, help="clean recording to write, ending in .gz")
+    parser.add_argument("--no-stacks", dest="stacks", action="store_false", help="leave Python frames out")
     args = parser.parse_args()
-    (scrub_sqlite if args.source.suffix == ".sqlite" else scrub_kineto)(args.source, args.target)
+    if args.source.suffix == ".sqlite":
+        scrub_sqlite(args.source, args.target)
+    else:
+        scrub_kineto(args.source, args.target, args.stacks)
 
 
 if __name__ == "__main__":
