@@ -11,7 +11,8 @@ from ling_prof import lock, plain_file
 from ling_prof.errors import UserError
 
 SCHEMA = "ling-prof.ablation/1"
-COMMAND = "ling-prof ablate"
+REMEDY = "measure again with ling-prof ablate"
+COUNTS = ("kernels", "launches")  # quantities of a step that are no times
 TOLERANCE = 1e-6  # relative
 
 Positive = Annotated[float, Meta(gt=1e-12, lt=1e12)]
@@ -74,12 +75,24 @@ class Interaction(TypedDict):
     high: Figure | None
 
 
+class Lowered(TypedDict):
+    """A quantity of a step in the recordings before and after a rung: `optim.ladder.QUANTITIES`, us or a number."""
+
+    what: str
+    before: NotNegative
+    after: NotNegative
+
+
 class Rung(Tpot):
-    """added: what joined the rungs before, '' at the baseline. trace: its recording; profiled_ratio: TPOT under it."""
+    """added: what joined the rungs before, '' at the baseline. trace: its recording; profiled_ratio: TPOT under it.
+
+    lowers: what the passes that joined say they lower; empty where it or the rung before is not recorded.
+    """
 
     added: str
     trace: str | None
     profiled_ratio: Positive | None
+    lowers: list[Lowered]
 
 
 class Gate(TypedDict):
@@ -114,8 +127,8 @@ class Kernel(TypedDict):
 class Ablation(TypedDict):
     """lock: `ling_prof.lock.Lock` as a dict; clocks as in a benchmark; date: ISO 8601; steps: of each window.
 
-    noise_floor_pct: how far one combination measured twice lies apart. rows: every combination, the first without
-    passes; baseline and all_on repeat the one without and the one with most.
+    noise_floor_pct: how far one combination measured twice may lie apart by chance, 97.5th percentile. rows: every
+    combination, the first without passes; baseline and all_on repeat the one without and the one with most.
     """
 
     schema: str
@@ -152,10 +165,10 @@ INTERVALS = (
 
 def load(path: Path) -> Ablation:
     """The ablation in a file. Raises UserError for what cannot be read, has another shape or contradicts itself."""
-    found = cast(Ablation, plain_file.read(path, SCHEMA, Ablation, COMMAND))
+    found = cast(Ablation, plain_file.read(path, SCHEMA, Ablation, REMEDY))
     lock.from_dict(found["lock"], path)
     if fault := next(_faults(found), None):
-        raise UserError(f"{path}: {fault}; measure again with {COMMAND}.")
+        raise UserError(f"{path}: {fault}; {REMEDY}.")
     return found
 
 

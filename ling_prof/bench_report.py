@@ -12,6 +12,7 @@ from ling_prof.errors import UserError
 from ling_prof.plain_file import check_writable as check_writable
 
 SCHEMA = "ling-prof.bench/1"
+REMEDY = "measure again with ling-prof bench --output FILE"
 COMPARISON = "ling-prof.bench-compare/1"
 ENOUGH = 5  # runs a side, before a difference is called one
 
@@ -108,7 +109,7 @@ def _range(values: list[float]) -> Range:
 
 def load(path: Path) -> Bench:
     """The benchmark in a file. Raises UserError for what cannot be read, is no JSON, or has another schema or shape."""
-    bench = cast(Bench, plain_file.read(path, SCHEMA, Bench, "ling-prof bench"))
+    bench = cast(Bench, plain_file.read(path, SCHEMA, Bench, REMEDY))
     lock.from_dict(bench["lock"], path)
     _check_floor(bench["floor"], path)
     _check_summary(bench, path)
@@ -119,13 +120,13 @@ def _check_floor(floor: Floor, path: Path) -> None:
     total = math.fsum(part["bytes"] for part in floor["parts"])
     if not math.isclose(total, floor["bytes_per_token"], rel_tol=1e-6):
         said = f"its floor's parts add up to {total:.0f} bytes, bytes_per_token is {floor['bytes_per_token']:.0f}"
-        raise UserError(f"{path}: {said}; measure again with ling-prof bench.")
+        raise UserError(f"{path}: {said}; {REMEDY}.")
 
 
 def _check_summary(data: Bench, path: Path) -> None:
     """What is compared must be what was measured."""
     if not _close(data["summary"], summarize(data["runs"])):
-        raise UserError(f"{path}: its summary is not that of its runs; measure again with ling-prof bench.")
+        raise UserError(f"{path}: its summary is not that of its runs; {REMEDY}.")
 
 
 def _close(a: Any, b: Any) -> bool:

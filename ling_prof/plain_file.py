@@ -11,30 +11,30 @@ import msgspec
 from ling_prof.errors import UserError
 
 
-def read(path: Path, schema: str, shape: type, command: str) -> Any:
+def read(path: Path, schema: str, shape: type, remedy: str) -> Any:
     """The object in a file: its key `schema` is that, its keys are those of the TypedDict `shape`.
 
-    Raises UserError, naming the file and the command that makes one, for what cannot be read, is no JSON, or has
-    another schema or shape.
+    Raises UserError, which names the file and ends in `remedy`, for what is no JSON, or has another schema or shape;
+    also for what cannot be read.
     """
-    data = _decoded(path, command)
+    data = _decoded(path, remedy)
     if not isinstance(data, dict) or data.get("schema") != schema:
         found = data.get("schema", "no schema") if isinstance(data, dict) else "no object"
-        raise UserError(f"{path}: found {found}, not {schema}; make one with {command} --output {path.name}.")
+        raise UserError(f"{path}: found {found}, not {schema}; {remedy}.")
     try:
         msgspec.convert(data, shape)
     except msgspec.ValidationError as error:
-        raise UserError(f"{path}: not a whole {schema} ({error}); measure again with {command}.") from None
+        raise UserError(f"{path}: not a whole {schema} ({error}); {remedy}.") from None
     return data
 
 
-def _decoded(path: Path, command: str) -> Any:
+def _decoded(path: Path, remedy: str) -> Any:
     try:
         return msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error}); give a file that {command} --output wrote.") from None
+        raise UserError(f"{path}: not JSON ({error}); {remedy}.") from None
 
 
 def check_writable(path: Path) -> None:

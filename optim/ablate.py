@@ -4,56 +4,72 @@ A player is a pass, or several that are switched together. What is finished is k
 was cut short goes on.
 """
 
+import hashlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import accumulate, chain, groupby
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-import ling_prof
 from ling_prof import ablation_report
 from ling_prof.ablation_report import SCHEMA, Ablation
 from ling_prof.errors import UserError
-from optim import base, designs, microbench
+from optim import base, designs
 from optim.bench import reservations
 from optim.designs import Design, label
 from optim.engine.generate import Engine
-from optim.gate import Gate, Verdict, is_exact
+from optim.extras import RECORDED, Extras, records
+from optim.gate import POSITIONS, TOKENS, Gate, Verdict, is_exact
 from optim.measure import AGAIN, WARM_UP, Passes, Progress, Protocol
 from optim.options import AblateOptions, check_folder
 from optim.session import clocks_of, lock_of, open_engine, prompt_for
 from optim.store import Store
-from optim.trace import SETTLE, record_open
+from optim.trace import SETTLE
 
 REPORT, STORE = "ablation.json", "ablation.sqlite"
-RECORDED = 12  # decode steps of a recording
 ACCEPT_LENGTH = 1.0  # tokens a step
 SHARES = (0.2, 0.9, 1.0)  # of the progress: where judging, measuring and recording end
 UNPREDICTED = dict.fromkeys(("predicted_us", "predicted_low", "predicted_high"))
 NO_GAIN = dict.fromkeys(("gain_us", "gain_pct", "low", "high", "error_us"))
 TIMES = ("tpot_ms", "low", "high")
-WORKED_OUT = {"factorial": "shapley"}  # how a design's gains are, where they are not called as it is
+PAIR = "A/A"  # in the store, the second visit of the baseline
 
 
 def run(options: AblateOptions, progress: Progress = lambda _: None) -> Ablation:
-    """Judges, measures and records; the report is left in the folder as well. progress takes the share done, 0 to 1.
+    """As `measured`; the report is left in the folder as well. Raises UserError where that fails, too."""
+    found = measured(options, progress)
+    save(found, options)
+    return found
+
+
+def save(found: Ablation, options: AblateOptions) -> None:
+    """Leaves the report in the folder. Raises UserError where that fails."""
+    ablation_report.save(found, options.folder / REPORT)
+
+
+def measured(options: AblateOptions, progress: Progress = lambda _: None) -> Ablation:
+    """Judges, measures and records. The report is saved before the recordings. progress: the share done, 0 to 1.
 
     Raises UserError for an unknown pass or one that is on already, for what cannot be opened or written, for a folder
     that holds another ablation, and where the engine without passes does not repeat itself.
     """
     check_folder(options.folder)
     base.named(list(chain(*options.players)))  # before the model is built
-    tokens = max(options.windows * options.steps + WARM_UP, SETTLE + RECORDED + 1) + 1  # run-ahead needs one more
-    engine = open_engine(options, tokens, options.seed)
+    tokens = max(options.windows * options.steps + WARM_UP, SETTLE + RECORDED + 1, TOKENS)
+    engine = open_engine(options, tokens + 1, options.seed)  # run-ahead needs one more
     players = players_of(engine, options)
     options.folder.mkdir(parents=True, exist_ok=True)
     with Store(options.folder / STORE, _key(engine, options, players)) as store:
-        found = _Work(engine, options, store, players).report(progress)
-    ablation_report.save(found, options.folder / REPORT)
+        work = _Work(engine, options, store, players)
+        found = work.report(progress)
+        with suppress(UserError):  # it is saved again, whole
+            save(found, options)
+        Extras(found, engine, options, store, work.prompt).add(work.rungs, _part(progress, 2))
     return found
 
 
@@ -85,7 +101,16 @@ def _key(engine: Engine, options: AblateOptions, players: list[Passes]) -> dict[
     """What must be the same for a run to be gone on with."""
     asked = {"design": options.design, "windows": options.measured, "steps": options.steps, "seed": options.seed}
     lock = lock_of(engine, options.request).to_dict()
-    return {"lock": lock, "players": [label(player) for player in players], **asked}
+    return {"lock": lock, "code": code(), "players": [label(player) for player in players], **asked}
+
+
+def code() -> str:
+    """A hash of the programs and tables of this package: what runs."""
+    root, found = Path(__file__).parent, hashlib.sha256()
+    paths = [path for path in root.rglob("*") if path.suffix in (".py", ".json")]
+    for name in sorted(path.relative_to(root).as_posix() for path in paths):
+        found.update(name.encode() + b"\0" + (root / name).read_bytes())
+    return found.hexdigest()[:16]
 
 
 def _part(progress: Progress, number: int) -> Progress:
@@ -123,7 +148,6 @@ class _Work:
         self._measure(_part(progress, 1))
         said = designs.estimate(self.design, self.times, self.options.seed, failed=self.failed)
         rows = [self._row(*pair) for pair in zip(self.design.combinations, said["rows"], strict=True)]
-        ladder = self._ladder(rows, _part(progress, 2))
         return {
             "schema": SCHEMA,
             "command": self.options.command,
@@ -132,7 +156,7 @@ class _Work:
             "target": "engine",
             "design": self.options.design,
             "clocks": clocks_of(self.engine),
-            "noise_floor_pct": designs.noise_floor(self.times[:, 0], self.again),
+            "noise_floor_pct": designs.noise_floor(self.times[:, 0], self.again, self.options.seed),
             "windows": len(self.options.measured),
             "steps": self.options.steps,
             "baseline": _tpot(rows[0]),
@@ -140,10 +164,10 @@ class _Work:
             "rows": rows,
             "attribution": self._attribution(said["attribution"]),
             "interactions": cast(Any, said["interactions"]),
-            "ladder": ladder,
+            "ladder": self._ladder({tuple(row["passes"]): _tpot(row) for row in rows}),
             "gates": [verdict.row() for verdict in self.verdicts.values()],
             "blocked": [{"pass": label(player), "reason": why} for player, why in self.blocked.items()],
-            "kernels": cast(Any, microbench.projections(self.engine)),
+            "kernels": [],
             "notes": list(self._notes()),
         }
 
@@ -155,9 +179,10 @@ class _Work:
     def prompt(self) -> list[int]:
         return prompt_for(self.engine.c, self.options.isl, self.options.seed)
 
-    @property
-    def records(self) -> bool:
-        return self.options.traces and self.engine.token.device.type == "cuda"
+    @cached_property
+    def free(self) -> list[Passes]:
+        """The players that can be applied."""
+        return [player for player in self.asked if player not in self.blocked]
 
     def _judge(self, progress: Progress) -> None:
         """The design holds the players that pass alone; then all exact ones, and each rung, are judged together."""
@@ -165,41 +190,49 @@ class _Work:
         if not self.verdicts[()].ok:
             fault = self.verdicts[()].verdict
             raise UserError(f"the engine without passes does not repeat itself ({fault}); nothing can be measured.")
-        free = [player for player in self.asked if player not in self.blocked]
-        passed = [player for player in _counted(free, progress) if self.verdicts[player].ok]
+        passed = [player for player in _counted(self.free, progress) if self.verdicts[player].ok]
         self.design = _design(self.options, passed)
         self.rungs = [rung for rung in accumulate(passed, initial=()) if rung in self.design.combinations]
-        for passes in (tuple(chain(*filter(is_exact, passed))), *self.rungs):
+        self.exact = tuple(chain(*filter(is_exact, passed)))
+        for passes in (self.exact, *self.rungs):
             self.verdicts[passes]
         self.verdicts.gate.release()
 
     def _measure(self, progress: Progress) -> None:
         """Fills the times (windows, combinations) and again (windows), ns per token, from the store."""
         combinations, count = self.design.combinations, self.options.windows
-        self.voids = {i: said for i in range(len(combinations)) if (said := self.store.get("void", str(i)))}
+        names = [*map(label, combinations), PAIR]  # by index; that of the pair is AGAIN, -1
+        self.voids = {i: said for i in range(len(combinations)) if (said := self.store.get("void", names[i]))}
         self.resumed = set(self.store.windows())
         protocol = Protocol(self.engine, self.prompt, combinations, count, self.options.steps, self.options.seed)
         left_out = set(range(count)) - set(self.options.measured)
         if len(self.resumed) < len(self.options.measured):
             for window in protocol.windows(self.resumed | left_out, self.failed, progress):
                 for i, said in window.voids.items():
-                    self.store.put("void", str(i), said)
-                self.store.finish(window.number, window.times)
+                    self.store.put("void", names[i], said)
+                self.store.finish(window.number, {names[i]: time for i, time in window.times.items()})
                 self.voids |= window.voids
         windows = [self.store.window(number) or {} for number in self.options.measured]
-        self.times = np.array([[window.get(i, np.nan) for i in range(len(combinations))] for window in windows])
-        self.again = np.array([window.get(AGAIN, np.nan) for window in windows])
+        times = np.array([[window.get(name, np.nan) for name in names] for window in windows])
+        self.times, self.again = times[:, :AGAIN], times[:, AGAIN]
 
     @property
     def failed(self) -> set[int]:
         """Combinations, by index, whose speed is not shown."""
         failed = {passes for passes, verdict in self.verdicts.items() if not verdict.ok}
-        return {i for i, passes in enumerate(self.design.combinations) if passes in failed} | self.voids.keys()
+        wrong = (i for i, passes in enumerate(self.design.combinations) if passes in failed or self._unsound(passes))
+        return {*wrong} | self.voids.keys()
+
+    def _unsound(self, passes: Passes) -> bool:
+        """Whether it holds all exact passes, where these together change a token."""
+        return not self.verdicts[self.exact].ok and {*self.exact} <= {*passes}
 
     def _gate_of(self, passes: Passes) -> str:
         """The verdict on a combination, in a phrase: the worst that is known of it."""
         if said := {self.design.combinations[i]: said for i, said in self.voids.items()}.get(passes):
             return said
+        if self._unsound(passes):
+            return f"all exact passes together: {self.verdicts[self.exact].verdict}"
         if passes in self.verdicts:
             return self.verdicts[passes].verdict
         tokens = len(self.options.measured) * (self.options.steps + WARM_UP)
@@ -212,46 +245,26 @@ class _Work:
     def _attribution(self, gains: list[dict[str, Any]]) -> Any:
         """Of every player that is not blocked; those that failed alone have no gain."""
         known = {gain["pass"]: gain for gain in gains}
-        method = WORKED_OUT.get(self.options.design, self.options.design)
+        methods = _design(self.options, self.free).methods
         return [
             {
-                **known.get(label(player), {"pass": label(player), "method": method, **NO_GAIN}),
+                **known.get(label(player), {"pass": label(player), "method": methods[player], **NO_GAIN}),
                 **UNPREDICTED,
                 "exact": is_exact(player),
                 "gate": self._gate_of(player),
                 "took_effect": self.verdicts[player].proof,
             }
-            for player in self.asked
-            if player not in self.blocked
+            for player in self.free
         ]
 
-    def _ladder(self, rows: list[Any], progress: Progress) -> Any:
-        """A row a rung, recorded where there is a GPU and its gate is passed."""
-        tpots = {tuple(row["passes"]): _tpot(row) for row in rows}
-        ladder, before = [], 0
-        for number, rung in enumerate(_counted(self.rungs, progress)):
-            added = label(rung[before:])
-            row: dict[str, Any] = {"added": added, **tpots[rung], "trace": None, "profiled_ratio": None}
-            if self.records and row["tpot_ms"]:
-                row |= self._recorded(rung, f"{number:02}-{added or 'baseline'}.json.gz", row["tpot_ms"])
-            ladder.append(row)
-            before = len(rung)
-        return ladder
-
-    def _recorded(self, rung: Passes, name: str, tpot_ms: float) -> dict[str, Any]:
-        """Records decode steps, unless an earlier run did -> the file, and their time over the unprofiled one."""
-        path = self.options.folder / name
-        if (step := self.store.get("step_ms", name)) is None or not path.exists():
-            with base.applied(self.engine, list(rung)):
-                self.engine.prefill(self.prompt)
-                for _ in range(SETTLE):
-                    self.engine.step()
-                record_open(self.engine, path, RECORDED)
-            measured = ling_prof.report(ling_prof.load(path))["summary"][0]["wall_ns"]["mean"] / 1e6
-            if step is None:
-                self.store.put("step_ms", name, measured)
-            step = measured
-        return {"trace": name, "profiled_ratio": step / tpot_ms}
+    def _ladder(self, tpots: dict[Passes, Any]) -> Any:
+        """A row a rung, none of them recorded yet."""
+        sizes = [0, *map(len, self.rungs)]
+        unrecorded: dict[str, Any] = {"trace": None, "profiled_ratio": None, "lowers": []}
+        return [
+            {"added": label(rung[before:]), **tpots[rung], **unrecorded}
+            for rung, before in zip(self.rungs, sizes, strict=False)
+        ]
 
     def _notes(self) -> Iterator[str]:
         options = self.options
@@ -261,9 +274,14 @@ class _Work:
             yield "no pass can be measured here: only the baseline is"
         if self.resumed:
             yield f"{len(self.resumed)} of {len(options.measured)} windows were measured by an earlier run"
+        if (positions := self.verdicts.gate.positions) < POSITIONS:
+            yield f"rounding was judged on {positions} positions, not {POSITIONS}: raise --osl for more"
+        if self._unsound(self.exact):
+            said = self.verdicts[self.exact].verdict
+            yield f"all exact passes together, {label(self.exact)}: {said}; what holds them all shows no speed"
         for i, said in self.voids.items():
             yield f"{label(self.design.combinations[i])}, while it was measured: {said}; its times are dropped"
-        if options.traces and not self.records:
+        if options.traces and not records(self.engine, options):
             yield "no recordings: there are no kernels to record on a CPU"
         yield from reservations(self.engine)
 

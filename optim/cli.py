@@ -140,10 +140,13 @@ def ablate(
     from ling_prof.render.ablation import render
     from ling_prof.render.progress import bar
 
-    run = _engine("ablate", device).run
+    engine = _engine("ablate", device)
     with bar(f"switching passes of {model}") as progress:
-        found = run(options, progress)
-    print_json(found) if as_json else print_parts(render(found))
+        found = engine.measured(options, progress)
+    try:
+        engine.save(found, options)
+    finally:  # a long run is never lost to a full disk
+        print_json(found) if as_json else print_parts(render(found))
 
 
 def trace(

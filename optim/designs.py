@@ -250,12 +250,16 @@ def _whole(design: Design, times: np.ndarray, failed: Set[int]) -> np.ndarray:
     return there
 
 
-def noise_floor(a: np.ndarray, a_again: np.ndarray) -> float:
-    """How far the medians of one combination measured twice lie apart: percent of the first, 0 or more.
+def noise_floor(a: np.ndarray, a_again: np.ndarray, seed: int = 0, resamples: int = 2000) -> float:
+    """How far the medians of one combination measured twice may lie apart by chance: percent of the first, 0 or more.
 
-    a, a_again: float (windows,), ns per token, NaN where a window is missing. Raises UserError when none is left.
+    That is the 97.5th percentile of the distance over resamplings of the windows, each drawn with both its times.
+    a, a_again: float (windows,), ns per token, NaN where a window is missing. Raises UserError when no pair is left.
     """
-    first, second = (side[~np.isnan(side)] for side in (a, a_again))
-    if not len(first) or not len(second):
+    pairs = np.stack([a, a_again], axis=1)
+    pairs = pairs[~np.isnan(pairs).any(axis=1)]
+    if not len(pairs):
         raise UserError("no window holds the A/A pair; measure at least one.")
-    return float(100 * abs(np.median(second) / np.median(first) - 1))
+    drawn = np.random.default_rng(seed).integers(len(pairs), size=(resamples, len(pairs)))
+    first, second = np.median(pairs[drawn], axis=1).T
+    return float(100 * np.percentile(abs(second - first) / first, INTERVAL[1]))

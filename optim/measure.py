@@ -20,7 +20,7 @@ from ling_prof.errors import UserError
 from optim import base
 from optim.engine.generate import Engine, Saved
 from optim.engine.graph import Graph
-from optim.gate import first_difference, is_exact
+from optim.gate import first_difference, is_exact, refusal
 
 WARM_UP = 4  # steps of a visit that are dropped
 AGAIN = -1  # the number of the baseline's second visit to a window: the A/A pair
@@ -98,8 +98,8 @@ class Protocol:
                 began = time.perf_counter_ns()
                 tokens += [self.engine.step() for _ in range(self.steps)]
                 return (time.perf_counter_ns() - began) / self.steps, tokens
-        except UserError as fault:
-            return str(fault)
+        except Exception as fault:
+            return refusal(fault)
 
     def _go_on(self, saved: Saved) -> tuple[list[int], Saved]:
         """The base engine's tokens of a visit, and the state in which the next window begins."""

@@ -27,7 +27,7 @@ FAULTS = {
 class Store:
     """One ablation's finished windows, verdicts and the like; a context manager, locked for other runs until its end.
 
-    key: all that must be equal to go on with what is there, as JSON data (lock, design, players, windows, steps).
+    key: all that must be equal to go on with what is there, as JSON data (lock, code, design, players, windows, steps).
     Raises UserError, and changes nothing, for a file that holds something else, belongs to another key or run, or
     cannot be written; also where a later write fails.
     """
@@ -69,14 +69,13 @@ class Store:
         """Ends the lock; what was finished stays."""
         self._db.close()
 
-    def finish(self, number: int, times: Mapping[int, float]) -> None:
-        """Keeps a whole window: index of a combination -> ns per token."""
-        self.put("window", str(number), {str(index): time for index, time in times.items()})
+    def finish(self, number: int, times: Mapping[str, float]) -> None:
+        """Keeps a whole window: name of a combination -> ns per token."""
+        self.put("window", str(number), dict(times))
 
-    def window(self, number: int) -> dict[int, float] | None:
+    def window(self, number: int) -> dict[str, float] | None:
         """What `finish` kept; None for a window that is not finished."""
-        times = self.get("window", str(number))
-        return None if times is None else {int(index): time for index, time in times.items()}
+        return self.get("window", str(number))
 
     def windows(self) -> list[int]:
         """The numbers of the finished windows, ascending."""

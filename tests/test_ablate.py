@@ -14,7 +14,7 @@ from test_cli import cli, refused  # noqa: E402
 from test_gate import made, made_passes, one_thread, other  # noqa: E402, F401
 
 from ling_prof import UserError, ablation_report  # noqa: E402
-from optim import ablate, base, bench, session  # noqa: E402
+from optim import ablate, base, bench, designs, extras, gate, session  # noqa: E402
 from optim.gate import Gate  # noqa: E402
 from optim.measure import Protocol  # noqa: E402
 from optim.options import AblateOptions, BenchOptions  # noqa: E402
@@ -81,8 +81,37 @@ def test_a_pass_that_fails_alone_shows_no_speed(asked):
     assert [lies[key] for key in ("gain_us", "gain_pct", "low", "high")] == [None] * 4
     assert not any("lies" in row["passes"] for row in found["rows"])
     assert of(found["attribution"], "keeps")["gain_us"] is not None
-    gate = next(row for row in found["gates"] if row["passes"] == ["lies"])
-    assert (gate["ok"], gate["first_difference"]) == (False, 3)
+    failed = next(row for row in found["gates"] if row["passes"] == ["lies"])
+    assert (failed["ok"], failed["first_difference"]) == (False, 3)
+
+
+def test_exact_passes_that_fail_only_together_show_no_speed_together(asked, made_passes):  # noqa: F811
+    made_passes["keeps"].apply = made(lambda engine, advance: lambda: _jealous(engine, advance)).apply
+    found = ablate.run(asked("keeps,still,calm", design="leave-one-out", osl=8))
+    times = {"+".join(row["passes"]): row["tpot_ms"] for row in found["rows"]}
+    assert [name for name, time in times.items() if time is None] == ["keeps+still+calm"]
+    assert found["rows"][-1]["gate"].startswith("all exact passes together: token 1 is ")
+    assert [row["gain_us"] for row in found["attribution"]] == [None] * 3
+    assert any(note.startswith("all exact passes together, keeps+still+calm: token 1 is ") for note in found["notes"])
+
+
+def _jealous(engine, advance):
+    """Wrong beside two others."""
+    return other(engine, advance) if {"still", "calm"} <= {*engine.passes} else advance()
+
+
+def test_the_method_of_a_pass_that_fails_is_that_of_its_place(asked, monkeypatch):
+    monkeypatch.setattr(designs, "AFFORDABLE", 1)
+    found = ablate.run(asked("keeps,lies", osl=8))
+    assert [row["method"] for row in found["attribution"]] == ["shapley", "ladder"]
+
+
+def test_the_gate_has_its_room(asked, monkeypatch):
+    opened = []
+    monkeypatch.setattr(ablate, "Gate", lambda engine, prompt: opened.append(engine) or Gate(engine, prompt, 8, 8))
+    found = ablate.run(asked("keeps", osl=8))
+    assert opened[0].cache.capacity >= 32 + gate.TOKENS
+    assert "rounding was judged on 8 positions, not 1024: raise --osl for more" in found["notes"]
 
 
 def test_what_fails_only_while_it_is_measured_shows_none_either(asked, made_passes):  # noqa: F811
@@ -123,6 +152,15 @@ def test_a_run_that_was_killed_goes_on(asked, monkeypatch):
     assert not visits
 
 
+def test_other_code_is_refused(asked, monkeypatch):
+    ablate.run(asked("keeps", osl=8))
+    assert len(ablate.code()) == 16
+    was = ablate.code()
+    monkeypatch.setattr(ablate, "code", lambda: "f" * 16)
+    with pytest.raises(UserError, match=f'differs in code \\("{was}" there, "ffffffffffffffff" now\\); give another'):
+        ablate.run(asked("keeps", osl=8))
+
+
 def test_another_ablation_in_the_folder_is_refused(asked):
     ablate.run(asked("keeps", osl=8))
     with pytest.raises(UserError, match="holds another ablation, which differs in players"):
@@ -157,7 +195,7 @@ def test_the_ladder_has_the_rungs_that_were_measured(asked, design):
     assert found["ladder"][-1]["tpot_ms"] == found["all_on"]["tpot_ms"]
 
 
-def test_every_rung_is_recorded_with_its_ratio(asked, monkeypatch):
+def test_every_rung_is_recorded_with_its_ratio(asked, monkeypatch, made_passes):  # noqa: F811
     """As on a GPU, with a bundled recording in place of the profiler's."""
     recorded = []
 
@@ -165,15 +203,44 @@ def test_every_rung_is_recorded_with_its_ratio(asked, monkeypatch):
         recorded.append((path.name, engine.passes, steps))
         shutil.copy(BUNDLED / "h200_ling_tiny_graph_stacks.pt.trace.json.gz", path)
 
-    monkeypatch.setattr(ablate, "record_open", record)
-    monkeypatch.setattr(ablate._Work, "records", True)
+    monkeypatch.setattr(extras, "record_open", record)
+    monkeypatch.setattr(extras, "records", lambda *_: True)
+    made_passes["keeps"].lowers = "kernels"
     found = ablate.run(asked("keeps", osl=8))
     assert recorded == [("00-baseline.json.gz", (), 12), ("01-keeps.json.gz", ("keeps",), 12)]
     assert [rung["trace"] for rung in found["ladder"]] == ["00-baseline.json.gz", "01-keeps.json.gz"]
     for rung in found["ladder"]:
         assert rung["profiled_ratio"] == pytest.approx(4.171678 / rung["tpot_ms"])
-    ablate.run(asked("keeps", osl=8))
+    assert found["ladder"][0]["lowers"] == []
+    (lowers,) = found["ladder"][1]["lowers"]
+    assert lowers["what"] == "kernels"
+    assert lowers["before"] == lowers["after"] > 500
+    assert ablate.run(asked("keeps", osl=8))["ladder"] == found["ladder"]
     assert len(recorded) == 2
+
+
+def test_an_error_in_what_is_added_costs_no_measurement(asked, monkeypatch):
+    options, there = asked("keeps", osl=8), []
+
+    def record(engine, path, steps):
+        there.append(ablation_report.load(options.folder / "ablation.json")["baseline"])
+        raise RuntimeError("no\nprofiler")
+
+    monkeypatch.setattr(extras, "record_open", record)
+    monkeypatch.setattr(extras, "records", lambda *_: True)
+    found = ablate.run(options)
+    assert there == [found["baseline"]] * 2
+    assert "the recording of keeps: missing, RuntimeError, no profiler" in found["notes"]
+    assert [rung["trace"] for rung in found["ladder"]] == [None, None]
+
+
+def test_kernels_are_timed_once(asked, monkeypatch):
+    row = {"kernel": "gemv", "passes": [], "cold_us": 2.0, "low": 1.0, "high": 3.0, "bytes": 8, "gb_s": 1.0}
+    timed = []
+    monkeypatch.setattr(extras.microbench, "projections", lambda engine: timed.append(engine) or [row])
+    for _ in range(2):
+        assert ablate.run(asked("keeps", osl=8))["kernels"] == [row]
+    assert len(timed) == 1
 
 
 def test_progress_rises_to_one(asked):
@@ -209,6 +276,14 @@ def test_the_command_line_end_to_end(tmp_path):
     page = cli(*ASKED, "--output", str(tmp_path / "new" / "a")).stdout
     assert "bf16_gate+bf16_head" in page
     assert "a CUDA graph needs a GPU and the Triton kernels" in page
+
+
+def test_what_cannot_be_saved_is_still_printed(tmp_path):
+    (tmp_path / "a" / "ablation.json").mkdir(parents=True)
+    done = cli(*ASKED, "--passes", "bf16_head", "--output", str(tmp_path / "a"), "--json")
+    assert "ablation.json cannot be written: it is no regular file" in done.stderr
+    assert done.returncode != 0
+    assert json.loads(done.stdout)["baseline"]["tpot_ms"] > 0
 
 
 @pytest.mark.parametrize(

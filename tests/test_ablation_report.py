@@ -22,6 +22,10 @@ from ling_prof.render.ablation import render
 from optim.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
+LOWERS = [
+    {"what": "kernels", "before": 613.0, "after": 9.0},
+    {"what": "sync_stall", "before": 253.0, "after": 0.0},
+]
 NO_TIME = {"tpot_ms": None, "low": None, "high": None}
 
 
@@ -40,7 +44,7 @@ def gain(name: str, us: float, **changes) -> dict:
 
 
 def rung(added: str, ms: float, **changes) -> dict:
-    return {"added": added, **tpot(ms), "trace": None, "profiled_ratio": None} | changes
+    return {"added": added, **tpot(ms), "trace": None, "profiled_ratio": None, "lowers": []} | changes
 
 
 def gate(passes: list[str], ok: bool = True, **changes) -> dict:
@@ -72,7 +76,7 @@ def made(**changes) -> dict:
         "ladder": [
             rung("", 4.0, trace="rung0.json.gz", profiled_ratio=1.25),
             rung("pdl", 3.75),
-            rung("bf16_gate+bf16_head", 2.0),
+            rung("bf16_gate+bf16_head", 2.0, lowers=LOWERS),
         ],
         "gates": [gate(["pdl"]), gate(both, **near)],
         "blocked": [{"pass": "cuda_graph", "reason": "there is no GPU"}],
@@ -126,7 +130,10 @@ def lacking(key: str) -> dict:
     [
         ("nonsense", "not JSON"),
         ("[]", "found no object, not ling-prof.ablation/1"),
-        (made(schema="ling-prof.bench/1"), "found ling-prof.bench/1, not ling-prof.ablation/1; make one with"),
+        (
+            made(schema="ling-prof.bench/1"),
+            "found ling-prof.bench/1, not ling-prof.ablation/1; measure again with ling-prof ablate.",
+        ),
         *((lacking(key), f"`{key}`") for key in made() if key != "schema"),
         (put("lock.torch", None), "its lock cannot be read"),
         (put("target", "vllm"), "'vllm' - at `$.target`"),
@@ -185,8 +192,8 @@ def test_the_text_shows_the_figures():
         "factorial over 30 windows of 64 steps",
         "pdl yes +500.0 us +12.50 490.0 us to 510.0 us shapley passed",
         "bf16_gate+bf16_head no +1.500 ms +37.50 1.490 ms to 1.510 ms shapley passed",
-        "baseline 4.000 ms 3.960 ms to 4.040 ms 100.0 rung0.json.gz 1.250",
-        "+ bf16_gate+bf16_head 2.000 ms 1.980 ms to 2.020 ms 50.0 - -",
+        "baseline 4.000 ms 3.960 ms to 4.040 ms 100.0 - rung0.json.gz 1.250",
+        "+ bf16_gate+bf16_head 2.000 ms 1.980 ms to 2.020 ms 50.0 kernels 613.0 -> 9.0; sync_stall 253.0 -> 0.0 us - -",
         "pdl bf16_gate+bf16_head +500.0 us 490.0 us to 510.0 us",
         "bf16_gate, bf16_head near enough 99.75 % 2.50e-05 3.00e-03",
         "pdl 256 tokens equal - - -",
@@ -224,7 +231,7 @@ def test_a_failed_pass_shows_no_speed():
     assert "TPOT 4.000 ms -> no time with all on: its gate failed" in page
     assert "pdl yes - - - shapley token 17 differs" in page
     assert "pdl FAILED: token 17 differs" in page
-    assert "+ pdl - - - - -" in page
+    assert "+ pdl - - - - - -" in page
     assert "Strongest interactions" not in page
 
 
@@ -247,12 +254,12 @@ def place(tmp_path):
 def test_a_store_goes_on_where_it_ended(place):
     with Store(place, KEY) as store:
         assert (store.windows(), store.window(0), store.get("gate", "pdl")) == ([], None, None)
-        store.finish(10, {0: 4e6, 1: 3.25e6})
-        store.finish(2, {0: 4.5e6})
+        store.finish(10, {"": 4e6, "pdl": 3.25e6})
+        store.finish(2, {"": 4.5e6})
         store.put("gate", "pdl", {"ok": True, "tokens": 256})
     with Store(place, {**KEY, "players": [("pdl",), ("bf16_gate", "bf16_head")]}) as store:  # a tuple is a list in JSON
         assert store.windows() == [2, 10]
-        assert store.window(10) == {0: 4e6, 1: 3.25e6}
+        assert store.window(10) == {"": 4e6, "pdl": 3.25e6}
         assert store.window(3) is None
         assert store.get("gate", "pdl") == {"ok": True, "tokens": 256}
         assert store.get("trace", "pdl") is None
@@ -260,12 +267,12 @@ def test_a_store_goes_on_where_it_ended(place):
 
 def test_what_is_finished_stays_as_it_is(place):
     with Store(place, KEY) as store:
-        store.finish(0, {0: 1.0})
+        store.finish(0, {"": 1.0})
         with pytest.raises(ValueError, match="window 0 is finished already"):
-            store.finish(0, {0: 2.0})
+            store.finish(0, {"": 2.0})
         with pytest.raises(ValueError, match="not JSON compliant"):
-            store.finish(1, {0: float("nan")})
-        assert (store.windows(), store.window(0)) == ([0], {0: 1.0})
+            store.finish(1, {"": float("nan")})
+        assert (store.windows(), store.window(0)) == ([0], {"": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -279,7 +286,7 @@ def test_what_is_finished_stays_as_it_is(place):
 )
 def test_a_store_of_another_ablation_is_refused(place, changes, words):
     with Store(place, KEY) as store:
-        store.finish(0, {0: 1.0})
+        store.finish(0, {"": 1.0})
     before = place.read_bytes()
     with pytest.raises(UserError) as error:
         Store(place, {**KEY, **changes})
@@ -329,11 +336,11 @@ def test_a_place_that_cannot_be_written_is_refused(place, monkeypatch):
 
 def test_a_store_is_for_one_run_at_a_time(place):
     with Store(place, KEY) as store:
-        store.finish(0, {0: 1.0})
+        store.finish(0, {"": 1.0})
         other = f"from optim.store import Store; from pathlib import Path; Store(Path({str(place)!r}), {KEY!r})"
         done = subprocess.run([sys.executable, "-c", other], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert "another run is using it; wait until it has ended, or give another folder" in done.stderr
-        store.finish(1, {0: 1.0})
+        store.finish(1, {"": 1.0})
     with Store(place, KEY) as store:
         assert store.windows() == [0, 1]
 
@@ -345,7 +352,7 @@ from optim.store import Store
 with Store(Path(sys.argv[1]), {"windows": 30}) as store:
     number = len(store.windows())
     while True:
-        store.finish(number, {i: number * 1000.0 + i for i in range(200)})
+        store.finish(number, {str(i): number * 1000.0 + i for i in range(200)})
         print(number, flush=True)
         number += 1
 """
@@ -366,7 +373,7 @@ def test_a_killed_run_loses_at_most_its_window(place):
         assert there == list(range(len(there)))
         assert len(there) - 1 in (told, told + 1)
         for number in there:
-            assert store.window(number) == {i: number * 1000.0 + i for i in range(200)}
+            assert store.window(number) == {str(i): number * 1000.0 + i for i in range(200)}
 
 
 def test_these_modules_bring_neither_torch_nor_triton():

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ling_prof.errors import UserError
+from ling_prof.render.ablation import within_noise
+from optim import options
 from optim.designs import DESIGNS, estimate, label, make, noise_floor
 
 EXACT = ["factorial", "ladder", "sampled"]
@@ -312,8 +314,37 @@ def test_times_of_another_design_are_a_mistake():
         estimate(make("ladder", players(2)), np.ones((2, 2)))
 
 
-def test_the_noise_floor_is_between_medians():
-    assert noise_floor(np.array([1.0, 2.0, 9.0]), np.array([2.01, np.nan, 2.03])) == pytest.approx(1.0)
-    assert noise_floor(np.array([2.0]), np.array([1.99])) == pytest.approx(0.5)
+def test_the_noise_floor_is_what_medians_of_pairs_differ_by():
+    a = np.array([1.0, 2.0, 9.0])
+    assert noise_floor(a, 1.01 * a) == pytest.approx(1.0)  # drift of whole windows cancels
+    assert noise_floor(np.array([2.0, 7.0]), np.array([1.99, np.nan])) == pytest.approx(0.5)
+    first, second = np.median(pair(16, 0), axis=0)
+    assert 100 * abs(second / first - 1) < noise_floor(*pair(16, 0).T) < 3
     with pytest.raises(UserError, match="no window holds the A/A pair"):
         noise_floor(np.array([1.0]), np.array([np.nan]))
+
+
+def pair(windows: int, seed: int, columns: int = 2) -> np.ndarray:
+    """Times of combinations that take equally long, with 1 % noise."""
+    return np.random.default_rng(seed).normal(1e6, 1e4, (windows, columns))
+
+
+def test_a_pass_that_does_nothing_reads_within_noise():
+    design, said = make("ladder", players(1)), []
+    for seed in range(100):
+        times = pair(16, seed, 3)
+        (row,) = estimate(design, times[:, :2], resamples=400)["attribution"]
+        said.append(within_noise(row, noise_floor(times[:, 0], times[:, 2], resamples=400)))
+    assert np.mean(said) >= 0.9
+
+
+def test_a_gain_beyond_noise_is_one():
+    (row,) = estimate(make("ladder", players(1)), pair(16, 0) * [1, 0.95])["attribution"]
+    assert not within_noise(row, noise_floor(*pair(16, 1).T))
+    assert within_noise(row, 9.0)
+    assert within_noise(row | {"low": -1.0}, 0.0)  # its interval holds 0
+    assert not within_noise(row | {"gain_pct": None, "low": None, "high": None}, 1.0)
+
+
+def test_options_know_the_designs():
+    assert tuple(DESIGNS) == options.DESIGNS

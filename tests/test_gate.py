@@ -63,6 +63,25 @@ def other(engine, advance):
     return token
 
 
+def lying_beside(engine, advance):
+    """Exact by itself; another token beside a rounding pass."""
+    return lambda: other(engine, advance) if "bf16_head" in engine.passes else advance()
+
+
+def worth(engine, factor):
+    """A head of other weights: another model's logits, or none."""
+    head = torch.randn(engine.w.head.shape, generator=torch.Generator().manual_seed(7))
+    ops = engine.model.decode_ops
+    return base.exchanged(ops, head=lambda x, *of: (x.float() @ head.T * factor, None))
+
+
+def exhausting(engine, advance):
+    class OutOfResources(Exception):
+        pass
+
+    raise OutOfResources("shared memory,\nRequired: 262144")
+
+
 def breaking(engine, advance):
     raise ZeroDivisionError("in apply")
 
@@ -92,6 +111,10 @@ def made_passes(monkeypatch):
         "breaks": made(breaking, rung=94),
         "stains_rounding": made(staining, exact=False, rung=95),
     }
+    fakes |= {"lies_beside": made(lying_beside, rung=99), "exhausts": made(exhausting, rung=100)}
+    for name, factor in {"ruins": 1.0, "spoils": torch.nan}.items():
+        fakes[name] = made(keeping, exact=False, rung=101)
+        fakes[name].apply = lambda engine, factor=factor: worth(engine, factor)
     fakes |= {"still": made(keeping, rung=97), "calm": made(keeping, rung=98)}
     fakes["is_off"] = SimpleNamespace(**{**vars(made(keeping)), "took_effect": off, "rung": 96})
     there = base.passes()
@@ -124,6 +147,19 @@ def test_the_first_differing_token_is_named(judge, engine):
     assert found.verdict == f"token 3 is {(plain[3] + 1) % NANO.vocab}, without the passes {plain[3]}"
 
 
+def test_exact_passes_keep_every_token_beside_rounding_ones(judge, engine, monkeypatch):
+    with base.applied(engine, ["bf16_head"]):
+        alone = gate.decode(engine, PROMPT, 12)
+    found = judge(["lies_beside", "bf16_head"])
+    assert (found.ok, found.first_difference) == (False, 1)
+    assert found.verdict == f"token 1 is {(alone[1] + 1) % NANO.vocab}, with the rounding passes alone {alone[1]}"
+    assert judge(["lies_beside"]).ok
+    decoded, decode = [], gate.decode
+    monkeypatch.setattr(gate, "decode", lambda engine, *of: decoded.append(engine.passes) or decode(engine, *of))
+    assert judge(["keeps", "bf16_head"]).ok
+    assert {len(on) for on in decoded} == {2}  # the text of bf16_head alone is known by now
+
+
 @pytest.mark.parametrize("name", ["stains", "stains_rounding"])
 def test_what_a_sampled_request_leaves_behind_is_found(judge, name):
     found = judge([name])
@@ -141,9 +177,25 @@ def test_rounding_is_declared_in_figures(judge):
     assert "the head is torch.bfloat16" in found.proof
 
 
-def test_logits_that_are_no_numbers_fail(judge, engine, monkeypatch):
-    monkeypatch.setattr(gate, "divergence", lambda expected, found: (torch.full((10,), torch.nan), torch.ones(10)))
-    found = judge(["bf16_head"])
+def test_a_rounding_pass_stays_near(judge):
+    found = judge(["ruins"])
+    assert (found.ok, found.positions) == (False, 10)
+    assert (found.top1_agreement, found.kl_mean) == (pytest.approx(0, abs=0.2), pytest.approx(5, abs=4.9))
+    said = f"top-1 equal at {100 * found.top1_agreement:.2f} % of 10 positions, KL {found.kl_mean:.1e}: too far from"
+    assert found.verdict == f"{said} the engine without passes (at least 50 %, at most 0.1)"
+
+
+def test_what_the_gpu_has_too_little_for_fails(judge):
+    assert judge(["exhausts"]).verdict == (
+        "the GPU has too little for it (OutOfResources: shared memory, Required: 262144)"
+    )
+    assert "OutOfMemoryError: 3 GB" in gate.refusal(torch.cuda.OutOfMemoryError("3 GB"))
+    with pytest.raises(ValueError, match="other"):
+        gate.refusal(ValueError("other"))
+
+
+def test_logits_that_are_no_numbers_fail(judge):
+    found = judge(["spoils"])
     assert (found.ok, found.verdict, found.kl_mean) == (False, "the logits are not finite", None)
 
 

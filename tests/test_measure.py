@@ -93,6 +93,11 @@ def test_passes_that_cannot_be_on_together_are_void(protocol):
     assert (first.voids, second.voids) == ({1: "nothing changed."}, {})
 
 
+def test_passes_that_the_gpu_has_too_little_for_are_void(protocol):
+    protocol.combinations = [(), ("exhausts",)]
+    assert "OutOfResources: shared memory" in next(protocol.windows()).voids[1]
+
+
 def test_a_base_engine_that_does_not_repeat_itself_ends_it(protocol):
     protocol.combinations = [()]
     count = itertools.count()

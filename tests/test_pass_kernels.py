@@ -1,7 +1,9 @@
 """The kernels that passes put in place of others agree with what they stand for."""
 
 import ast
+import itertools
 import os
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,10 +15,12 @@ if not torch.cuda.is_available():
 
 from conftest import BUNDLED
 
-from optim import kernels
-from optim.engine import compose, mla
+from optim import base, kernels
+from optim.engine import compose, mla, weights
 from optim.engine.cache import Cache, Metadata
 from optim.engine.config import NANO, TINY
+from optim.engine.generate import Engine
+from optim.kernels import launch
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -264,9 +268,8 @@ def test_head_argmax(n):
     from optim.kernels.linear.head import head
 
     token = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    for weights in (normal(n, 70), normal(n, 70, of=torch.float32), normal(n, 70), torch.full((n, 70), -1.0).to(token)):
+    for matrix in (normal(n, 70), normal(n, 70, of=torch.float32), normal(1, 70).expand(n, -1).contiguous()):
         x, residual, norm = normal(1, 70), normal(1, 70), normal(70)
-        matrix = weights if weights.is_floating_point() else weights.to(DTYPE)
         logits, best = head(x, residual, norm, matrix, 1e-6, naive, token)
         near(logits, compose.head(x, residual, norm, matrix, 1e-6, naive)[0])
         assert best is token
@@ -374,3 +377,49 @@ def pointers(kernel):
         "nope",
     }
     return {argument.arg for argument in kernel.args.args if argument.annotation is None} - counts - {"values"}
+
+
+@pytest.mark.skipif(GPU, reason="the interpreter runs launches one by one; on a GPU tests/test_pdl.py delays them")
+@pytest.mark.parametrize(
+    ("without", "q_lora"), [((), 32), ((), None), (("moe_fuse", "kda_out", "norm_fuse", "proj_concat"), 32)]
+)
+def test_nothing_of_the_launch_before_is_read_before_the_wait(without, q_lora, monkeypatch):
+    """By addresses, in a decode step: what a launch changed against what the next one reads early."""
+    c = replace(NANO, layers=2, dense_layers=0, q_lora=q_lora)
+    engine = Engine(c, weights.random(c, 0, torch.float32, "cpu"), 32, "triton")
+    engine.model.prefill = lambda tokens, seen: torch.zeros(c.vocab)  # the prompt does not matter
+    names = [n for n, module in base.passes().items() if n not in without and not module.blocked(engine)]
+    with base.applied(engine, names):
+        engine.prefill([1, 2, 3])
+        seen = watched(monkeypatch)
+        engine.step()
+    assert {"experts_down_kernel", "experts_down_direct_kernel"} & {kernel for kernel, _, _ in seen}
+    for (_, _, written), (kernel, arguments, _) in itertools.pairwise(seen):
+        for name in EARLY.get(kernel, set()) - {"latent" if kernel == "mla_split_kernel" else ""}:
+            assert not any(overlap(arguments[name], one) for one in written), (kernel, name)
+
+
+def watched(monkeypatch):
+    """Of every launch from now on: the kernel's name, its arguments by name, and those tensors that it changed."""
+    seen = []
+
+    def watch(kernel, grid):
+        def run(*values, **constants):
+            arguments = dict(zip(kernel.arg_names, values, strict=False))
+            tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+            before = [tensor.clone() for tensor in tensors]
+            launch.launch(kernel, grid)(*values, **constants)
+            changed = [t for t, old in zip(tensors, before, strict=True) if not torch.equal(t, old)]
+            seen.append((kernel.fn.__name__, arguments, changed))
+
+        return run
+
+    for module in list(sys.modules.values()):
+        kernels_there = getattr(module, "__name__", "").startswith("optim.kernels.") and module is not launch
+        if kernels_there and callable(getattr(module, "launch", None)):
+            monkeypatch.setattr(module, "launch", watch)
+    return seen
+
+
+def overlap(a, b):
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes

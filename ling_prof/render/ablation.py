@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ling_prof.ablation_report import Ablation, Attribution, Rung
+from ling_prof.ablation_report import COUNTS, Ablation, Attribution, Lowered, Rung
 from ling_prof.render.bench import header, notes, show_bytes
 from ling_prof.render.text import pairs, table_of
 from ling_prof.units import one_line, show_time
@@ -49,18 +49,25 @@ def _worth(row: Attribution) -> list[str]:
 
 
 def _doubt(of: Ablation, row: Attribution) -> str:
-    """What speaks against a gain: the noise floor, and the error of the orders that were drawn."""
-    percent, error = row["gain_pct"], row["error_us"]
-    within = percent is not None and abs(percent) < of["noise_floor_pct"]
+    """What speaks against a gain: its interval, the noise floor, and the error of the orders that were drawn."""
+    error = row["error_us"]
     drawn = "" if error is None else f"+/- {show_time(error * US)} by the orders drawn"
-    return ", ".join(filter(None, ["within noise" * within, drawn]))
+    return ", ".join(filter(None, ["within noise" * within_noise(row, of["noise_floor_pct"]), drawn]))
+
+
+def within_noise(row: Attribution, floor: float) -> bool:
+    """Whether a gain may be none: its interval holds 0, or it is below the noise floor (percent)."""
+    percent, low, high = row["gain_pct"], row["low"], row["high"]
+    if percent is None or low is None or high is None:
+        return False
+    return low <= 0 <= high or abs(percent) < floor
 
 
 def ladder(of: Ablation) -> list[RenderableType]:
-    """The time per token as the passes join one by one."""
-    columns = ["rung", "TPOT", "95 % interval", "% of baseline", "trace", "profiled / unprofiled"]
+    """The time per token as the passes join one by one, and what their recordings say that they lower."""
+    columns = ["rung", "TPOT", "95 % interval", "% of baseline", "lowers", "trace", "profiled / unprofiled"]
     rows = [_rung(rung, of["baseline"]["tpot_ms"]) for rung in of["ladder"]]
-    return _table("The ladder", columns, rows, left=("rung", "trace"))
+    return _table("The ladder", columns, rows, left=("rung", "lowers", "trace"))
 
 
 def _rung(rung: Rung, base: float | None) -> list[str]:
@@ -68,7 +75,14 @@ def _rung(rung: Rung, base: float | None) -> list[str]:
     share = "-" if tpot is None or base is None else f"{100 * tpot / base:.1f}"
     name = f"+ {rung['added']}" if rung["added"] else "baseline"
     interval = _range(rung["low"], rung["high"], MS)
-    return [name, _time(tpot, MS), interval, share, rung["trace"] or "-", "-" if ratio is None else f"{ratio:.3f}"]
+    lowers = "; ".join(map(_lowered, rung["lowers"])) or "-"
+    profiled = "-" if ratio is None else f"{ratio:.3f}"
+    return [name, _time(tpot, MS), interval, share, lowers, rung["trace"] or "-", profiled]
+
+
+def _lowered(row: Lowered) -> str:
+    unit = "" if row["what"] in COUNTS else " us"
+    return f"{row['what']} {row['before']:.1f} -> {row['after']:.1f}{unit}"
 
 
 def interactions(of: Ablation) -> list[RenderableType]:
@@ -113,7 +127,7 @@ def kernels(of: Ablation) -> list[RenderableType]:
 
 
 def noise(of: Ablation) -> list[RenderableType]:
-    """How far one combination measured twice lies apart."""
+    """How far one combination measured twice may lie apart."""
     percent = of["noise_floor_pct"]
     lines: list[RenderableType] = [Text(f"A/A noise floor: {percent:.2f} % of TPOT")]
     loud = f"the noise floor is {QUIET} % or more: measure again on a quiet machine, or with more windows"

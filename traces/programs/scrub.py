@@ -2,7 +2,7 @@
 
     python scrub.py raw.pt.trace.json.gz clean.pt.trace.json.gz
     python scrub.py raw.sqlite clean.sqlite.gz
-    python scrub.py --no-stacks raw.pt.trace.json.gz clean.pt.trace.json.gz    (leaves the Python stacks out: most of the file)
+    python scrub.py --no-stacks raw.pt.trace.json.gz clean.pt.trace.json.gz
 
 Kineto: paths become module paths, object addresses and unused arguments go, the epoch is set to EPOCH_NS.
 Nsight Systems: environment, command line, host, other processes and program output go; the epoch is set to EPOCH_NS.
