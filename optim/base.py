@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
+from ling_prof.ablation_report import COUNTS
 from ling_prof.errors import Missing, UserError
 from ling_prof.roles import ROLES
 from ling_prof.timeline import CLASSES
@@ -33,9 +34,7 @@ COLUMNS = {
     "edit": "what-if transformation: remove_wait, to_graph, chain, fuse, dtype or scale",
 }
 NEEDED = ("__doc__", "removes", "rung", "lowers", "find", "blocked", "apply", "took_effect")
-
-
-SHOWN = (*CLASSES, *ROLES, "kernels", "launches")
+SHOWN = (*CLASSES, *ROLES, *COUNTS)  # what `lowers` may name
 
 
 class NotOn(UserError):
@@ -96,7 +95,7 @@ def applied(engine: Any, names: list[str], kept: dict[tuple[str, ...], Any] | No
     Raises UserError for a pass that is blocked here, and NotOn for one without effect.
     """
     idle = replaced(names)
-    chosen = {name: module for name, module in passes().items() if name in named(names) and name not in idle}
+    chosen = {name: module for name, module in passes().items() if name in names and name not in idle}
     with ExitStack() as stack:
         engine.forget()
         stack.callback(engine.forget)

@@ -3,17 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ling_prof.ablation_report import COUNTS
 from ling_prof.report import Report
-from ling_prof.roles import ROLES
-from ling_prof.timeline import CLASSES
 from optim import base
-
-QUANTITIES = (*CLASSES, *ROLES, *COUNTS)
 
 
 def quantity(report: Report, what: str) -> float:
-    """One of `QUANTITIES`, a step: a ledger class or a role in us; kernels, or calls that launch, as a number."""
+    """One of `base.SHOWN`, a step: a ledger class or a role in us; kernels, or calls that launch, as a number."""
     summary = report["summary"][0]
     if what == "kernels":
         return summary["kernels"]
@@ -25,11 +20,11 @@ def quantity(report: Report, what: str) -> float:
 
 def quantities(report: Report) -> dict[str, float]:
     """All of them by name: what a later rung is compared with."""
-    return {what: quantity(report, what) for what in QUANTITIES}
+    return {what: quantity(report, what) for what in base.SHOWN}
 
 
 def lowered(passes: Iterable[str], before: dict[str, float], after: dict[str, float]) -> list[dict[str, Any]]:
     """What these passes say they lower, each thing once: rows of ablation_report.Lowered."""
     named = base.named(list(passes)).values()
-    said = dict.fromkeys(what for module in named if (what := getattr(module, "lowers", "")))
+    said = dict.fromkeys(module.lowers for module in named)
     return [{"what": what, "before": before[what], "after": after[what]} for what in said]

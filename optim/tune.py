@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ling_prof.errors import UserError
-from ling_prof.plain_file import check_writable
+from ling_prof.plain_file import check_writable, write
 from optim import base
 from optim.engine.generate import Engine, Saved
 from optim.kernels import tiles
@@ -42,6 +42,8 @@ def search(engine: Engine, only: str = "", say=print) -> dict[str, tiles.Tile]:
             tiles.trial[key] = choice
             if (took := replay_us(engine, saved)) < WORTH * best:
                 found[key], best = choice, took
+        if key not in found:
+            raise UserError(f"{key}: no tile fits this GPU; add a smaller one to the choices of its kernel.")
         tiles.trial[key] = found[key]
         say(f"{key}: {found[key]}, the step {best:.1f} us")
     return found
@@ -75,6 +77,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=tiles.TABLE)
     asked = parser.parse_args()
     check_writable(asked.output)
+    if not torch.cuda.is_available():
+        raise UserError("tiles are searched on a CUDA GPU, and torch finds none here.")
     engine = open_engine(RunOptions(model=asked.model, isl=asked.isl), 2 * REPLAYS)
     names = [name for name, module in base.passes().items() if name != "host_run_ahead" and not module.blocked(engine)]
     with base.applied(engine, names):
@@ -82,11 +86,12 @@ def main() -> None:
         found = search(engine, asked.only)
     table = json.loads(asked.output.read_text()) if asked.output.exists() else {}
     table.setdefault(tiles.gpu(), {}).update(found)
-    asked.output.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+    write(table, asked.output)
 
 
 if __name__ == "__main__":
     try:
         main()
     except UserError as error:
-        sys.exit(f"ling-prof: {error}")
+        print(f"ling-prof: {error}", file=sys.stderr)
+        sys.exit(2)

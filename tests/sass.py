@@ -6,6 +6,7 @@ The engine decodes one step with all kernel passes on; launches are only noted. 
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,7 @@ def main():
     engine = Engine(C, weights.random(C, 0, torch.bfloat16, "cpu"), 64, "triton")
     names = [name for name, module in base.passes().items() if not module.blocked(engine)]
     engine.model.prefill = lambda tokens, seen: torch.zeros(C.vocab)
-    for module in list(__import__("sys").modules.values()):
+    for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("optim.kernels") and hasattr(module, "launch"):
             module.launch = noted(notes) if callable(module.launch) else module.launch
     with base.applied(engine, names):

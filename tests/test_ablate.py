@@ -326,3 +326,12 @@ def test_all_are_those_that_can_be_on(asked):
     there = BenchOptions(model="nano", passes="all").names(engine)
     assert {"bf16_gate", "bf16_head", "keeps"} <= {*there}
     assert not {"cuda_graph", "pdl"} & {*there}
+
+
+def test_a_sample_of_windows_is_spread_over_the_request():
+    options = {"model": "nano", "osl": 1024, "steps": 32}
+    assert AblateOptions(**options).measured == list(range(32))
+    assert AblateOptions(**options, sample=5).measured == [0, 8, 16, 23, 31]
+    for wrong in (1, 33):
+        with pytest.raises(UserError, match="--sample takes a number of windows, from 2 to the 32 there are"):
+            AblateOptions(**options, sample=wrong)

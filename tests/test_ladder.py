@@ -5,7 +5,8 @@ from conftest import BUNDLED
 
 import ling_prof
 from optim import base
-from optim.ladder import QUANTITIES, lowered, quantities, quantity
+from optim.base import SHOWN
+from optim.ladder import lowered, quantities, quantity
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def test_quantities_are_means_over_the_counted_steps(report):
 
 def test_all_quantities_are_there(report):
     found = quantities(report)
-    assert tuple(found) == QUANTITIES
+    assert tuple(found) == SHOWN
     assert sum(found[what] for what in report["summary"][0]["roles"]) == pytest.approx(found["busy"])
 
 
@@ -40,4 +41,4 @@ def test_passes_name_what_they_lower(monkeypatch):
 
 def test_every_pass_lowers_something_that_is_measured():
     for name, module in base.passes().items():
-        assert module.lowers in QUANTITIES, name
+        assert module.lowers in SHOWN, name

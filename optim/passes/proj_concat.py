@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import pandas as pd
 
-from optim.base import Counted, NotOn, exchanged, once
+from optim.base import NotOn, exchanged, once
 from optim.sites import kernels
 
 removes = "three launches of a KDA layer and two of an MLA layer"
@@ -30,7 +30,7 @@ def apply(engine) -> Iterator[None]:
     with ExitStack() as stack:
         for layer, fields in zip(engine.w.layers, moved, strict=True):
             stack.enter_context(exchanged(layer, **fields))
-        stack.enter_context(exchanged(engine.model.decode_ops, linears=Counted(linears, linears.__module__)))
+        stack.enter_context(exchanged(engine.model.decode_ops, linears=linears))
         yield
 
 
@@ -47,10 +47,10 @@ def _moved(engine, layer: int) -> dict:
 
 def took_effect(engine) -> str:
     from optim.engine import kda, mla
-    from optim.kernels.linear.concat import joined
+    from optim.kernels.linear.concat import joined, linears
 
     c, layers = engine.c, engine.w.layers
     shared = [mla.projections(w, c) if c.is_mla(i) else kda.projections(w) for i, w in enumerate(layers)]
-    if not isinstance(engine.model.decode_ops.linears, Counted) or any(joined(m) is None for m in shared):
+    if engine.model.decode_ops.linears is not linears or any(joined(m) is None for m in shared):
         raise NotOn("projections of one input lie apart.")
     return f"{sum(map(len, shared))} projections of one input lie in {len(shared)} matrices"

@@ -17,10 +17,8 @@ from optim.kernels.tiles import tile
 __all__ = ["experts"]
 
 UP = [{"R": rows, "num_warps": warps} for rows, warps in ((1, 4), (2, 4), (1, 8), (1, 2), (2, 2), (2, 8), (4, 2))]
-DOWN = [{"R": 1, "num_warps": warps} for warps in (4, 2, 8, 1)]
-DOWN += [
-    {"R": 1, "num_warps": 2, "maxnreg": most} for most in (112, 96)
-]  # all programs at once, beside the kernel before
+TIGHT = [{"R": 1, "num_warps": 2, "maxnreg": most} for most in (112, 96)]  # all programs fit beside the kernel before
+DOWN = [*({"R": 1, "num_warps": warps} for warps in (4, 2, 8, 1)), *TIGHT]
 
 
 def experts(x, w, weights, chosen, shared, limit, ops) -> torch.Tensor:
