@@ -12,6 +12,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 
+from ling_prof.errors import UserError
 from optim import base
 from optim.engine import weights
 from optim.engine.config import TINY
@@ -62,7 +63,7 @@ def prompt():
 
 def text_and_state(engine, prompt, tokens):
     text = list(engine.stream(prompt, tokens))
-    return text, [engine.logits.clone(), *(part.clone() for part in engine.cache.saved()), engine.cache.latent.clone()]
+    return text, [engine.logits.clone(), *engine.cache.saved(), engine.cache.latent[:, :-1].clone()]  # without scratch
 
 
 @on_a_gpu
@@ -85,9 +86,12 @@ def test_delayed_kernels_are_waited_for(engine, prompt, way):
     names = everything(engine)
     with base.applied(engine, names):
         text, state = text_and_state(engine, prompt, 16)
-    with base.exchanged(launch, chained=getattr(launch, way)), base.applied(engine, names):
-        delayed, own = text_and_state(engine, prompt, 16)
-    same = delayed == text and all(map(torch.equal, own, state))
+    try:
+        with base.exchanged(launch, chained=getattr(launch, way)), base.applied(engine, names):
+            delayed, own = text_and_state(engine, prompt, 16)
+        same = delayed == text and all(map(torch.equal, own, state))
+    except UserError as error:  # what was read too early made no numbers
+        same = "finite" not in str(error)
     assert same == (way == "SLEEPS")
 
 

@@ -16,7 +16,8 @@ from optim.kernels.tiles import tile
 
 __all__ = ["experts"]
 
-UP = [{"R": rows, "num_warps": warps} for rows, warps in ((1, 4), (2, 4), (1, 8), (1, 2), (2, 2), (2, 8), (4, 2))]
+UP = [{"R": rows, "num_warps": warps} for rows, warps in ((1, 4), (2, 4), (1, 8), (1, 2), (2, 2), (4, 2), (4, 1))]
+UP += [{"R": 2, "num_warps": warps, "maxnreg": most} for warps in (2, 4, 1) for most in (128, 112)]
 TIGHT = [{"R": 1, "num_warps": 2, "maxnreg": most} for most in (112, 96)]  # all programs fit beside the kernel before
 DOWN = [*({"R": 1, "num_warps": warps} for warps in (4, 2, 8, 1)), *TIGHT]
 

@@ -124,8 +124,8 @@ def scores_of(logits, E: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def rank(score, bias, E: tl.constexpr, G: tl.constexpr, KEPT: tl.constexpr, K: tl.constexpr, W: tl.constexpr):
-    """The K best experts of the KEPT best groups, best first: a tuple of (W,), of equals the lowest id first."""
+def rivals(score, bias, E: tl.constexpr, G: tl.constexpr, KEPT: tl.constexpr, W: tl.constexpr):
+    """(W, E) int32 that sorts as the choice between experts does; those outside the KEPT best groups come last."""
     e = tl.arange(0, E)[None, :] + tl.arange(0, W)[:, None] * 0
     choice = score + tl.load(bias + e)
     grouped = tl.reshape(choice, (W, G, E // G))
@@ -140,12 +140,12 @@ def rank(score, bias, E: tl.constexpr, G: tl.constexpr, KEPT: tl.constexpr, K: t
         kept = e // (E // G) == (largest(group, e) // (E // G))[:, None]
         order = tl.where(kept, order_of(choice), order)
         group = tl.where(kept, -0x80000000, group)
-    best = ()
-    for _ in tl.static_range(K):
-        at = largest(order, e)
-        order = tl.where(e == at[:, None], -0x80000000, order)
-        best += (at,)
-    return best
+    return order
+
+
+@triton.jit
+def without(order, taken, E: tl.constexpr):
+    return tl.where(tl.arange(0, E)[None, :] == taken[:, None], -0x80000000, order)
 
 
 @triton.jit
@@ -157,10 +157,11 @@ def experts_up_kernel(
     first, j = tl.program_id(0) * W * R, tl.program_id(1)
     chain(PDL)
     values = vector_of(x, depth, W, BK)
-    best = rank(scores_of(logits, E, W), bias, E, G, KEPT, K, W)
-    expert = best[0]
-    for i in tl.static_range(1, K):
-        expert = tl.where(j == i, best[i], expert)
+    e = tl.arange(0, E)[None, :] + tl.arange(0, W)[:, None] * 0
+    order = rivals(scores_of(logits, E, W), bias, E, G, KEPT, W)
+    for _ in range(j):  # the best expert's programs go ahead
+        order = without(order, largest(order, e), E)
+    expert = largest(order, e)
     own = weight + expert.to(tl.int64)[:, None] * 2 * half * depth
     one_expert(own, values, out + j * half, first, half, limit, depth, LIMITED, W, R, BK)
 
@@ -175,12 +176,14 @@ def experts_down_kernel(
     first = tl.program_id(0) * W * R
     own = rows_of(shared_down, first, hidden, inner, W, R, BS)
     score = scores_of(logits, E, W)
-    best = rank(score, bias, E, G, KEPT, K, W)
+    order = rivals(score, bias, E, G, KEPT, W)
     e = tl.arange(0, E)[None, :] + tl.arange(0, W)[:, None] * 0
     tiles, shares, total = (), (), tl.full((W,), TINY, tl.float32)
-    for j in tl.static_range(K):
-        tiles += (rows_of(weight + best[j].to(tl.int64)[:, None] * hidden * half, first, hidden, half, W, R, BI),)
-        share = tl.sum(tl.where(e == best[j][:, None], score, 0.0), 1)
+    for _ in tl.static_range(K):
+        best = largest(order, e)
+        order = without(order, best, E)
+        tiles += (rows_of(weight + best.to(tl.int64)[:, None] * hidden * half, first, hidden, half, W, R, BI),)
+        share = tl.sum(tl.where(e == best[:, None], score, 0.0), 1)
         shares += (share,)
         total += share
     scaled = ()
