@@ -1,4 +1,4 @@
-"""The commands `bench`, `bench compare`, `ablate`, `trace` and `passes`. Only the engine imports torch."""
+"""The commands `bench`, `bench compare`, `ablate`, `trace`, `passes` and `calibrate`. Only the engine imports torch."""
 
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
     app.command("ablate")(ablate)
     app.command("trace")(trace)
     app.command("passes")(passes)
+    app.command("calibrate")(calibrate)
 
 
 def bench(
@@ -189,6 +190,23 @@ def passes(
     from optim.show import passes as show
 
     print_parts(*show(rows))
+
+
+def calibrate(
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Where the table goes.")] = Path("calibration.json"),
+    as_json: AsJson = False,
+) -> None:
+    """Measures on this GPU what launches, chains of kernels and copies cost: what predictions reckon with."""
+    from ling_prof.bench_report import check_writable
+    from ling_prof.whatif.calibration import save
+    from optim.show import calibration as show
+
+    check_writable(output)
+    found = _engine("calibrate", None).run(f"ling-prof calibrate --output {output.name}")
+    try:
+        save(found, output)
+    finally:
+        print_json(found) if as_json else print_parts(*show(found))
 
 
 def _engine(name: str, device: str | None) -> ModuleType:

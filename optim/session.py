@@ -81,7 +81,7 @@ def lock_of(engine: Engine, options: BenchOptions) -> Lock:
     gpu = device.type == "cuda"
     return Lock(
         hardware=(torch.cuda.get_device_name(device) if gpu else _cpu(),),
-        driver=_smi("driver_version", device) if gpu else None,
+        driver=smi("driver_version", device) if gpu else None,
         cuda=torch.version.cuda if gpu else None,
         torch=torch.__version__,
         triton=_version("triton"),
@@ -121,12 +121,13 @@ def _cpu() -> str:
 def clocks_of(engine: Engine) -> dict[str, float | None]:
     """The clocks of the GPU now, MHz; None where they cannot be read."""
     device = engine.token.device
-    found = [_smi(f"clocks.{kind}", device) if device.type == "cuda" else None for kind in ("sm", "mem")]
+    found = [smi(f"clocks.{kind}", device) if device.type == "cuda" else None for kind in ("sm", "mem")]
     sm, mem = (float(value) if value else None for value in found)
     return {"sm_mhz": sm, "mem_mhz": mem}
 
 
-def _smi(query: str, device: torch.device) -> str | None:
+def smi(query: str, device: torch.device) -> str | None:
+    """What nvidia-smi answers to --query-gpu for this device; None without an answer."""
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"  # its number there need not be torch's
     try:
         done = subprocess.run([*SMI, f"--query-gpu={query}", f"--id={uuid}"], capture_output=True, text=True)

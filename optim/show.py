@@ -1,4 +1,4 @@
-"""Passes as tables for a terminal."""
+"""Passes and calibrations as tables for a terminal."""
 
 from typing import Any
 
@@ -26,3 +26,20 @@ def _sites(row: dict[str, Any]) -> tuple[str, ...]:
         return () if sites is None else ("0", "", "")
     count, total = (sum(site[key] for site in sites) for key in ("count", "time_ns"))
     return f"{count:.0f}", show_time(total), sites[0]["site"]
+
+
+def calibration(table: dict[str, Any]) -> list[RenderableType]:
+    launches = table_of(f"Launches on {table['gpu']}", "", "eager", "graph", "PDL", left=("",))
+    for what, key in (("start to start, empty kernels", "period_ns"), ("gap as recorded", "gap_ns")):
+        launches.add_row(what, *(show_time(table[key][mode]) for mode in ("eager", "graph", "pdl")))
+    for chained in table["chained"]:
+        times = (show_time(chained[key]) for key in ("graph_ns", "pdl_ns"))
+        launches.add_row(f"start to start, {chained['bytes'] / 1e6:.1f} MB of weights", "", *times)
+    host = table_of("The rest", "", "measured", left=("",))
+    host.add_row("launch of a graph, its base", show_time(table["graph_launch"]["base_ns"]))
+    host.add_row("and per node", show_time(table["graph_launch"]["node_ns"]))
+    host.add_row("one small operation of torch", show_time(table["launch_call_ns"]))
+    host.add_row("reading one number back", show_time(table["read_back_ns"]))
+    host.add_row("weights read", f"{table['read_gb_s']:.0f} GB/s")
+    host.add_row("memory copied", f"{table['copy_gb_s']:.0f} GB/s")
+    return [launches, host]
