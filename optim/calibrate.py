@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 import ling_prof
+from ling_prof.errors import UserError
 from ling_prof.record import profile
 from ling_prof.whatif.calibration import SCHEMA, Calibration, Chained, GraphLaunch, Modes
 from optim.base import exchanged
@@ -33,7 +34,9 @@ COPIED = 2**29  # bytes
 
 
 def run(command: str) -> Calibration:
-    """Takes about 20 s. Needs a CUDA GPU of the current device."""
+    """Measures on the current CUDA device; takes about 20 s. Raises UserError without one."""
+    if not torch.cuda.is_available():
+        raise UserError("calibrate needs a CUDA GPU, and torch finds none here.")
     read = _cold_ns(LARGE)
     return {
         "schema": SCHEMA,
