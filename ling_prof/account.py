@@ -48,17 +48,17 @@ class Account:
     @property
     def gpu(self) -> str | None:
         """The model of the GPU; None where the recording does not name it."""
-        return self.view.trace.devices.get(self.view.ops.device)
+        name = self.view.trace.device_name(self.view.ops.device)
+        return None if name == f"device {self.view.ops.device}" else name
 
     @property
     def lock(self) -> dict[str, str]:
         """What the recording says of how it was made; not its GPU."""
         trace = self.view.trace
-        batch = BATCH.search(str(self.rows["name"].iloc[0]))
-        said = {"format": trace.format, "GPUs that worked": trace.gpu["device"].nunique(), **trace.lock}
-        return {
-            key: str(value) for key, value in {**said, **({"batch": batch[1] or batch[2]} if batch else {})}.items()
-        }
+        said = {"format": trace.format, "device_count": trace.gpu["device"].nunique(), **trace.lock}
+        if batch := BATCH.search(str(self.rows["name"].iloc[0])):
+            said["batch"] = batch[1] or batch[2]
+        return {key: str(value) for key, value in said.items()}
 
     @cached_property
     def start(self) -> np.ndarray:
@@ -99,7 +99,8 @@ def account(trace: Trace, options: Options) -> Account:
     seen = _view(trace, options)
     said = summary(seen)
     if not len(seen.chosen):
-        why = "; ".join(said["left_out"]) or "the recording has none"
+        found = ", ".join(f"{count} {phase}" for phase, count in said["steps"].items())
+        why = "; ".join(said["left_out"]) or f"the steps found: {found}"
         remedy = "record more steps, or choose others with --focus, --skip or --steps"
         raise UserError(f"{trace.path}: no {options.focus} step to compare ({why}); {remedy}.")
     ledger = run("ledger", seen).loc[seen.chosen.index]

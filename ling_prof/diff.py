@@ -75,7 +75,7 @@ def _warnings(a: Account, b: Account, force: bool) -> list[str]:
     sides, names = (a, b), ("A", "B")
     said = [line for side in sides for line in _without_steps(side, force)]
     a_phases, b_phases = (" + ".join(side.phases).replace("step", "decode") for side in sides)  # "step": kind unknown
-    meaning: list[Difference] = [("phases", a_phases, b_phases)]
+    meaning: list[Difference] = [("phase", a_phases, b_phases)]
     others: list[Difference] = [(key, a.lock[key], b.lock[key]) for key in a.lock if key in b.lock]
     (meaning if a.gpu and b.gpu else others).append(("GPU", a.gpu, b.gpu))
     said += lock.judge(_unlike(meaning), force, names if force else (a.path, b.path))

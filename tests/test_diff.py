@@ -7,10 +7,12 @@ from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import pytest
+from build import cpu_op, kineto
 from conftest import BUNDLED, SHARED
 from test_cli import DEMO, cli, refused
 from timelines import Recording
 
+import ling_prof
 from ling_prof import Missing, Options, UserError, load
 from ling_prof.align import align, common
 from ling_prof.diff import diff, save
@@ -227,7 +229,7 @@ def test_rounds_of_several_parts_are_compared_whole():
     assert found["a"]["step"]["phases"] == ["draft", "verify", "extend"]
     assert (found["wall"]["a_ns"], found["wall"]["change_ns"]) == (76, -7)
     assert nonzero(found["roles"]) == {"mla": -7}
-    with pytest.raises(UserError, match=r"differ in phases \(draft \+ verify \+ extend / decode\)"):
+    with pytest.raises(UserError, match=r"differ in phase \(draft \+ verify \+ extend / decode\)"):
         diff(trace(50), twice(STEP))
 
 
@@ -256,6 +258,12 @@ def test_what_recordings_do_not_share_is_flagged():
     ]
     unnamed = replace(b, devices={})
     assert "GPU differs: NVIDIA H200 in A, none in B" in diff(a, unnamed)["warnings"]
+
+
+def test_an_unknown_gpu_is_no_other_gpu():
+    a = replace(twice(STEP), devices={0: "device 0"})
+    assert diff(a, twice(STEP))["warnings"][0] == "GPU differs: none in A, NVIDIA H200 in B"
+    assert diff(a, replace(a, devices={}))["a"]["gpu"] is None
 
 
 def test_batches_of_step_names_are_flagged():
@@ -457,8 +465,13 @@ def test_the_command_prints_text_and_json():
 
 def test_the_command_shows_what_replaced_what(tmp_path):
     done = cli("diff", str(BUNDLED / "h200_qwen3_graph_whole.sqlite.gz"), DEMO)
-    assert "CUDA graph 2 (opaque)" in done.stdout
-    assert "more" in done.stdout
+    assert "CUDA graph 2 (opaque)   indexSelectSmallIndex<BFloat16, long,... + elementwise" in done.stdout
+
+
+def test_the_time_per_token_is_shown_where_a_step_commits_several():
+    assert "per token" not in cli("diff", DEMO, DEMO).stdout
+    shown = cli("diff", DEMO, DEMO, "--accept-length", "1,2").stdout
+    assert "per token, mean: A 3.492 ms, B 1.746 ms, -1.746 ms (-50.0 %)" in shown
 
 
 @pytest.mark.parametrize(
@@ -482,6 +495,12 @@ def test_a_wrong_option_ends_in_one_sentence(args, words):
     assert words in refused("diff", *args)
 
 
-def test_a_recording_without_gpu_activity_says_so(shared):
-    with pytest.raises(Missing, match="hta_cpu_only"):
-        diff(load(shared / "hta_cpu_only_rank34.pt.trace.json.gz"), load(QWEN[0]))
+def test_a_recording_without_gpu_activity_says_so(tmp_path):
+    path = kineto(tmp_path, [cpu_op("aten::mm", 0, 5)])
+    with pytest.raises(Missing, match=f"^{path}: cannot say GPU times"):
+        diff(load(QWEN[0]), load(path))
+
+
+def test_the_package_offers_it():
+    assert ling_prof.diff(twice(STEP), twice(STEP)) == diff(twice(STEP), twice(STEP))
+    assert ling_prof.Diff.__required_keys__ >= {"schema", "wall", "kernels"}

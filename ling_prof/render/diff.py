@@ -27,7 +27,7 @@ def header(found: Diff) -> list[Text]:
     change = f"change from A to B: {_signed(wall['change_ns'])} ({_percent(wall)})"
     change += f"; of the means over all rounds: {_signed(wall['mean']['change_ns'])} ({_percent(wall['mean'])})"
     sides = [Text(one_line(_side("A", found["a"])), style="bold"), Text(one_line(_side("B", found["b"])), style="bold")]
-    return [*sides, *notes("warning", found["warnings"]), Text(change), *_rulers(found)]
+    return [*sides, *notes("warning", found["warnings"]), Text(change), *_per_token(found), *_rulers(found)]
 
 
 def _side(label: str, side: Side) -> str:
@@ -36,6 +36,16 @@ def _side(label: str, side: Side) -> str:
     gpu = side["gpu"] or f"device {side['device']}"
     shown = f"{which}, {show_time(step['wall_ns'])}, {step['ops']:,} ops"
     return f"{label}: {side['path']} ({side['lock']['format']}, {gpu}): {shown}; the median of {side['rounds']} rounds"
+
+
+def _per_token(found: Diff) -> list[Text]:
+    """The mean time per token, where a round commits several in one of them."""
+    sides = (found["a"], found["b"])
+    if all(side["tpot_ns"] == side["wall_ns"] for side in sides):
+        return []
+    a, b = (side["tpot_ns"]["mean"] for side in sides)
+    change: Change = {"a_ns": a, "b_ns": b, "change_ns": b - a}
+    return [Text(f"per token, mean: A {show_time(a)}, B {show_time(b)}, {_signed(b - a)} ({_percent(change)})")]
 
 
 def _rulers(found: Diff) -> list[Text]:
@@ -90,9 +100,7 @@ def _work(row: Work) -> list[str]:
 
 def kinds(found: Diff) -> RenderableType:
     """What became of the ops of A."""
-    table = table_of(
-        "What became of the ops, the next step's first among them", "", "ops", "A", "B", "change", left=("",)
-    )
+    table = table_of("What became of the ops", "", "ops", "A", "B", "change", left=("",))
     for row in found["kinds"]:
         if row["count"]:
             table.add_row(row["name"], str(row["count"]), *_cells(row))
@@ -121,7 +129,7 @@ def _run(names: list[str]) -> str:
     counted = [(name, len(list(same))) for name, same in groupby(names)]
     shown = [short_name(name, 40) + (f" x{count}" if count > 1 else "") for name, count in counted[:NAMES]]
     more = sum(count for _, count in counted[NAMES:])
-    return ", ".join([*shown, *([f"{more:,} more"] if more else [])]) or "-"
+    return " + ".join([*shown, *([f"{more:,} more"] if more else [])]) or "-"
 
 
 def names(found: Diff, top: int) -> list[RenderableType]:
