@@ -1,4 +1,4 @@
-"""`ling_prof.load` and `ling_prof.report` are submodules and functions: calling the module calls the function."""
+"""`ling_prof.load`, `report` and `diff` are submodules and functions: calling the module calls the function."""
 
 import sys
 from collections.abc import Callable

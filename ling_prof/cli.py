@@ -95,6 +95,19 @@ def view_options(unprofiled_tpot: str | None = None, **others: Any) -> "Options"
     return Options(unprofiled_tpot=unprofiled, **others)
 
 
+def pair_options(unprofiled_tpot: str | None, accept_length: str, **others: Any) -> "tuple[Options, Options]":
+    """As `view_options`, for two recordings; the first two hold a value for each, with a comma between them."""
+    from ling_prof.units import parse_pair
+
+    times = (None, None) if unprofiled_tpot is None else parse_pair(unprofiled_tpot, "--unprofiled-tpot")
+    try:
+        lengths = [float(length) for length in parse_pair(accept_length, "--accept-length")]
+    except ValueError:
+        raise UserError(f"--accept-length {accept_length!r} is not two numbers, such as 1,2.6.") from None
+    one, other = (view_options(time, accept_length=x, **others) for time, x in zip(times, lengths, strict=True))
+    return one, other
+
+
 def load_trace(path: Path, partial: bool = False) -> "Trace":
     from ling_prof.load import load
     from ling_prof.render.progress import bar
@@ -234,6 +247,41 @@ def check(
     else:
         _say("\n".join(row["sentence"] for row in rows))
     raise typer.Exit(0 if all(row["ok"] for row in rows) else 1)
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="The recording to compare with; as TRACE of report.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The recording that is compared.")],
+    steps: Steps = None,
+    device: Device = None,
+    stream: Stream = None,
+    skip: Skip = 0,
+    focus: Focus = "decode",
+    unprofiled_tpot: Annotated[
+        str | None,
+        typer.Option("--unprofiled-tpot", metavar="A,B", help="Times without a profiler, such as 2.22ms,2.13ms."),
+    ] = None,
+    accept_length: Annotated[
+        str, typer.Option("--accept-length", metavar="A,B", help="Tokens a step of either commits.")
+    ] = "1,1",
+    partial: Partial = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare what is unlike, with warnings.")] = False,
+    top: Top = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Where the change of a step between two recordings went: class by class and kernel by kernel, exactly."""
+    from ling_prof.diff import diff as compare
+
+    chosen = {"steps": steps, "device": device, "stream": stream, "skip": skip, "focus": focus}
+    options = pair_options(unprofiled_tpot, accept_length, **chosen)
+    found = compare(load_trace(a, partial), load_trace(b, partial), options, force)
+    if as_json:
+        print_json(found)
+        return
+    from ling_prof.render.diff import render
+
+    print_parts(render(found, top))
 
 
 @app.command()

@@ -74,11 +74,16 @@ def differences(a: Lock, b: Lock) -> list[tuple[str, Any, Any]]:
 
 def require_alike(a: Lock, b: Lock, force: bool = False, names: tuple[str, str] = ("A", "B")) -> list[str]:
     """Raises UserError, one sentence, where the locks differ; with `force` gives one warning a difference instead."""
-    found = [(key, show(x), show(y)) for key, x, y in differences(a, b)]
-    if found and not force:
-        listed = ", ".join(f"{key} ({x} / {y})" for key, x, y in found)
+    return judge(differences(a, b), force, names)
+
+
+def judge(found: list[tuple[str, Any, Any]], force: bool, names: tuple[str, str]) -> list[str]:
+    """As `require_alike`, for differences (key, value in a, value in b) that are known."""
+    shown = [(key, show(x), show(y)) for key, x, y in found]
+    if shown and not force:
+        listed = ", ".join(f"{key} ({x} / {y})" for key, x, y in shown)
         raise UserError(f"{names[0]} and {names[1]} differ in {listed}; compare anyway with --force.")
-    return [f"{key} differs: {x} in {names[0]}, {y} in {names[1]}" for key, x, y in found]
+    return [f"{key} differs: {x} in {names[0]}, {y} in {names[1]}" for key, x, y in shown]
 
 
 def show(value: Any) -> str:

@@ -94,3 +94,22 @@ def short_name(name: str, width: int = 60) -> str:
     """A kernel name without return type and namespaces, cut to `width` characters."""
     bare = re.sub(r"^void |\(anonymous namespace\)::|<unnamed>::|\b(at|native|c10|std|cuda)::", "", name)
     return bare if len(bare) <= width else bare[: width - 3] + "..."
+
+
+def same_name(name: str) -> str:
+    """What a kernel name has in common however it was demangled: without parameters, casts, qualifiers and spaces.
+
+    'void f<(int)4, [lambda(float) (instance 1)]>(T1)' and 'f<4, {lambda(float)#1}>(int)' -> 'f<4,{lambda#1}>'.
+    """
+    bare = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", name)
+    bare = re.sub(r"\[(?=lambda)", "{", re.sub(r" ?\(instance (\d+)\)\]", r"#\1}", bare))
+    inner = ""
+    while inner != bare:
+        inner, bare = bare, re.sub(r"\([^()]*\)", "", bare)
+    bare = re.sub(r"\b(void|const|bool(?= \w))\b|\s", "", re.sub(r"(?<=\d)u?l*\b", "", bare))
+    return re.sub(r"\b(true|false)\b", lambda found: str(int(found[0] == "true")), bare) or name
+
+
+def family(name: str) -> str:
+    """A kernel name without template arguments and numbers: one for all its variants."""
+    return layer_kind(same_name(name).split("<")[0])

@@ -16,6 +16,14 @@ def parse_time(text: str, what: str) -> int:
     return value
 
 
+def parse_pair(text: str, what: str) -> tuple[str, str]:
+    """'2.2ms,2.1ms' -> what holds for A, what for B. Raises UserError, naming `what`, for anything but two values."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(parts):
+        raise UserError(f"{what} {text!r} is not one value for each recording, with a comma between them.")
+    return parts[0], parts[1]
+
+
 def one_line(text: str) -> str:
     """`text` with control characters, line breaks and terminal escapes written out."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
