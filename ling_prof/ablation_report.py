@@ -127,8 +127,9 @@ class Kernel(TypedDict):
 class Ablation(TypedDict):
     """lock: `ling_prof.lock.Lock` as a dict; clocks as in a benchmark; date: ISO 8601; steps: of each window.
 
-    noise_floor_pct: how far one combination measured twice may lie apart by chance, 97.5th percentile. rows: every
-    combination, the first without passes; baseline and all_on repeat the one without and the one with most.
+    noise_floor_pct: how far the baseline measured twice lies apart (A/A); noise_high_pct: how far it may by chance,
+    97.5th percentile. rows: every combination, the first without passes; baseline and all_on repeat the one without
+    and the one with most.
     """
 
     schema: str
@@ -139,6 +140,7 @@ class Ablation(TypedDict):
     design: str
     clocks: dict[str, float | None]
     noise_floor_pct: NotNegative
+    noise_high_pct: NotNegative
     windows: Some
     steps: Some
     baseline: Tpot

@@ -148,6 +148,7 @@ class _Work:
         self._measure(_part(progress, 1))
         said = designs.estimate(self.design, self.times, self.options.seed, failed=self.failed)
         rows = [self._row(*pair) for pair in zip(self.design.combinations, said["rows"], strict=True)]
+        noise = designs.noise_floor(self.times[:, 0], self.again, self.options.seed)
         return {
             "schema": SCHEMA,
             "command": self.options.command,
@@ -156,7 +157,8 @@ class _Work:
             "target": "engine",
             "design": self.options.design,
             "clocks": clocks_of(self.engine),
-            "noise_floor_pct": designs.noise_floor(self.times[:, 0], self.again, self.options.seed),
+            "noise_floor_pct": noise[0],
+            "noise_high_pct": noise[1],
             "windows": len(self.options.measured),
             "steps": self.options.steps,
             "baseline": _tpot(rows[0]),

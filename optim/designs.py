@@ -250,10 +250,10 @@ def _whole(design: Design, times: np.ndarray, failed: Set[int]) -> np.ndarray:
     return there
 
 
-def noise_floor(a: np.ndarray, a_again: np.ndarray, seed: int = 0, resamples: int = 2000) -> float:
-    """How far the medians of one combination measured twice may lie apart by chance: percent of the first, 0 or more.
+def noise_floor(a: np.ndarray, a_again: np.ndarray, seed: int = 0, resamples: int = 2000) -> tuple[float, float]:
+    """How far the medians of one combination measured twice lie apart, and may by chance: percent of the first.
 
-    That is the 97.5th percentile of the distance over resamplings of the windows, each drawn with both its times.
+    By chance is the 97.5th percentile of the distance over resamplings of the windows, each drawn with both its times.
     a, a_again: float (windows,), ns per token, NaN where a window is missing. Raises UserError when no pair is left.
     """
     pairs = np.stack([a, a_again], axis=1)
@@ -261,5 +261,11 @@ def noise_floor(a: np.ndarray, a_again: np.ndarray, seed: int = 0, resamples: in
     if not len(pairs):
         raise UserError("no window holds the A/A pair; measure at least one.")
     drawn = np.random.default_rng(seed).integers(len(pairs), size=(resamples, len(pairs)))
-    first, second = np.median(pairs[drawn], axis=1).T
-    return float(100 * np.percentile(abs(second - first) / first, INTERVAL[1]))
+    measured, resampled = _apart(pairs), _apart(pairs[drawn])
+    return float(measured), max(float(measured), float(np.percentile(resampled, INTERVAL[1])))
+
+
+def _apart(pairs: np.ndarray) -> np.ndarray:
+    """(..., windows, 2) -> the distance of the two medians, percent of the first (...)."""
+    first, second = np.moveaxis(np.median(pairs, axis=-2), -1, 0)
+    return 100 * abs(second - first) / first

@@ -66,6 +66,7 @@ def made(**changes) -> dict:
         "design": "factorial",
         "clocks": {"sm_mhz": 1980, "mem_mhz": 3201},
         "noise_floor_pct": 0.2,
+        "noise_high_pct": 0.3,
         "windows": 30,
         "steps": 64,
         "baseline": tpot(4.0),
@@ -198,7 +199,7 @@ def test_the_text_shows_the_figures():
         "bf16_gate, bf16_head near enough 99.75 % 2.50e-05 3.00e-03",
         "pdl 256 tokens equal - - -",
         "gemv gemv 12.5 us 12.0 us to 13.0 us 50.000 MB 4000",
-        "A/A noise floor: 0.20 % of TPOT",
+        "A/A noise floor: 0.20 % of TPOT, by chance up to 0.30 %",
         "cuda_graph there is no GPU",
         "note: random weights",
     ):
@@ -210,10 +211,10 @@ def test_the_text_shows_the_figures():
 def test_noise_is_spoken_of():
     page = text(made(noise_floor_pct=0.5))
     assert "warning: the noise floor is 0.5 % or more" in page
-    loud = text(made(noise_floor_pct=13.0))
+    loud = text(made(noise_high_pct=13.0))
     assert "shapley passed within noise bf16_gate" in loud  # 12.5 % is, 37.5 % is not
     assert loud.count("within noise") == 1
-    slower = put("attribution.0.gain_pct", -12.9) | {"noise_floor_pct": 13.0}
+    slower = put("attribution.0.gain_pct", -12.9) | {"noise_high_pct": 13.0}
     assert text(slower).count("within noise") == 1
 
 

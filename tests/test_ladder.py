@@ -1,12 +1,22 @@
-"""What a rung lowers, on a bundled recording."""
+"""What a rung lowers, on bundled recordings; those of the ladder show what the committed ablation says of them."""
+
+import hashlib
+import json
+from pathlib import Path
 
 import pytest
 from conftest import BUNDLED
 
 import ling_prof
+from ling_prof import ablation_report
 from optim import base
 from optim.base import SHOWN
 from optim.ladder import lowered, quantities, quantity
+
+LADDER = BUNDLED / "ladder"
+FILES = json.loads((LADDER / "manifest.json").read_text())
+RESULT = ablation_report.load(Path(__file__).resolve().parents[1] / "docs/results/h200-tiny-ablation.json")
+RUNGS = {row["trace"]: row for row in RESULT["ladder"]}
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +52,31 @@ def test_passes_name_what_they_lower(monkeypatch):
 def test_every_pass_lowers_something_that_is_measured():
     for name, module in base.passes().items():
         assert module.lowers in SHOWN, name
+
+
+def test_the_ladder_is_whole():
+    assert {path.name for path in LADDER.glob("*.gz")} == {row["file"] for row in FILES} > set(RUNGS)
+    assert [row["added"] for row in RUNGS.values()][:3] == ["", "host_run_ahead", "seam_graph"]
+    switched = {name for row in RUNGS.values() for name in row["added"].split("+") if name}
+    assert switched == {*base.passes()} - {"cuda_graph"}
+    for row in FILES:
+        assert hashlib.sha256((LADDER / row["file"]).read_bytes()).hexdigest() == row["sha256"], row["file"]
+
+
+def test_every_rung_lowers_what_its_passes_claim():
+    before = {}
+    for name, row in RUNGS.items():
+        after = quantities(ling_prof.report(ling_prof.load(LADDER / name)))
+        if before:
+            assert row["lowers"] == lowered(row["added"].split("+"), before, after), name
+            assert all(claim["after"] < claim["before"] for claim in row["lowers"]), name
+        before = after
+
+
+def test_nsight_systems_sees_the_same_ladder():
+    """Where two recorders look at the same work: sync stalls and most kernels are gone at its end."""
+    ends = [quantities(ling_prof.report(ling_prof.load(LADDER / row["file"]))) for row in FILES if "nsys" in row]
+    first, last = ends
+    assert first["sync_stall"] > 50 > 1 > last["sync_stall"]
+    assert last["kernels"] < first["kernels"] / 3
+    assert last["small_kernels"] < first["small_kernels"] / 10

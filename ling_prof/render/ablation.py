@@ -52,15 +52,15 @@ def _doubt(of: Ablation, row: Attribution) -> str:
     """What speaks against a gain: its interval, the noise floor, and the error of the orders that were drawn."""
     error = row["error_us"]
     drawn = "" if error is None else f"+/- {show_time(error * US)} by the orders drawn"
-    return ", ".join(filter(None, ["within noise" * within_noise(row, of["noise_floor_pct"]), drawn]))
+    return ", ".join(filter(None, ["within noise" * within_noise(row, of["noise_high_pct"]), drawn]))
 
 
-def within_noise(row: Attribution, floor: float) -> bool:
-    """Whether a gain may be none: its interval holds 0, or it is below the noise floor (percent)."""
+def within_noise(row: Attribution, noise: float) -> bool:
+    """Whether a gain may be none: its interval holds 0, or it is below what may be chance (percent)."""
     percent, low, high = row["gain_pct"], row["low"], row["high"]
     if percent is None or low is None or high is None:
         return False
-    return low <= 0 <= high or abs(percent) < floor
+    return low <= 0 <= high or abs(percent) < noise
 
 
 def ladder(of: Ablation) -> list[RenderableType]:
@@ -127,9 +127,9 @@ def kernels(of: Ablation) -> list[RenderableType]:
 
 
 def noise(of: Ablation) -> list[RenderableType]:
-    """How far one combination measured twice may lie apart."""
-    percent = of["noise_floor_pct"]
-    lines: list[RenderableType] = [Text(f"A/A noise floor: {percent:.2f} % of TPOT")]
+    """How far one combination measured twice lies apart, and may."""
+    percent, high = of["noise_floor_pct"], of["noise_high_pct"]
+    lines: list[RenderableType] = [Text(f"A/A noise floor: {percent:.2f} % of TPOT, by chance up to {high:.2f} %")]
     loud = f"the noise floor is {QUIET} % or more: measure again on a quiet machine, or with more windows"
     return lines + notes("warning", [loud] * (percent >= QUIET))
 
