@@ -211,10 +211,10 @@ def test_the_text_shows_the_figures():
 def test_noise_is_spoken_of():
     page = text(made(noise_floor_pct=0.5))
     assert "warning: the noise floor is 0.5 % or more" in page
-    loud = text(made(noise_high_pct=13.0))
+    loud = text(made(noise_floor_pct=13.0))
     assert "shapley passed within noise bf16_gate" in loud  # 12.5 % is, 37.5 % is not
     assert loud.count("within noise") == 1
-    slower = put("attribution.0.gain_pct", -12.9) | {"noise_high_pct": 13.0}
+    slower = put("attribution.0.gain_pct", -12.9) | {"noise_floor_pct": 13.0}
     assert text(slower).count("within noise") == 1
 
 

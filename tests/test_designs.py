@@ -336,13 +336,13 @@ def test_a_pass_that_does_nothing_reads_within_noise():
     for seed in range(100):
         times = pair(16, seed, 3)
         (row,) = estimate(design, times[:, :2], resamples=400)["attribution"]
-        said.append(within_noise(row, noise_floor(times[:, 0], times[:, 2], resamples=400)[1]))
+        said.append(within_noise(row, noise_floor(times[:, 0], times[:, 2], resamples=400)[0]))
     assert np.mean(said) >= 0.9
 
 
 def test_a_gain_beyond_noise_is_one():
     (row,) = estimate(make("ladder", players(1)), pair(16, 0) * [1, 0.95])["attribution"]
-    assert not within_noise(row, noise_floor(*pair(16, 1).T)[1])
+    assert not within_noise(row, noise_floor(*pair(16, 1).T)[0])
     assert within_noise(row, 9.0)
     assert within_noise(row | {"low": -1.0}, 0.0)  # its interval holds 0
     assert not within_noise(row | {"gain_pct": None, "low": None, "high": None}, 1.0)

@@ -9,9 +9,13 @@ from conftest import BUNDLED
 from rich.console import Console
 from test_cli import cli
 
+import ling_prof
+from ling_prof import ablation_report
 from ling_prof.bench_report import load
 from ling_prof.cli import app
-from ling_prof.render.bench import render
+from ling_prof.render import ablation
+from ling_prof.render.bench import header, render
+from ling_prof.view import Options
 
 ROOT = BUNDLED.parent
 README = ROOT / "README.md"
@@ -29,10 +33,23 @@ def demo_text() -> str:
     return trimmed(cli("demo", "--top", "3").stdout.replace(str(BUNDLED), "traces"))
 
 
-def baseline_text() -> str:
+def shown(*parts) -> str:
     page = io.StringIO()
-    Console(file=page, width=160).print(render(load(ROOT / "docs/results/h200-tiny-baseline.json")))
+    Console(file=page, width=160).print(*parts)
     return trimmed(page.getvalue())
+
+
+def baseline_text() -> str:
+    return shown(render(load(ROOT / "docs/results/h200-tiny-baseline.json")))
+
+
+def ablated() -> ablation_report.Ablation:
+    return ablation_report.load(ROOT / "docs/results/h200-tiny-ablation.json")
+
+
+def ablation_text() -> str:
+    of = ablated()
+    return shown(header(of), ablation.overall(of), *ablation.attribution(of), *ablation.noise(of))
 
 
 def test_every_command_has_help_and_a_line_in_the_readme():
@@ -44,7 +61,7 @@ def test_every_command_has_help_and_a_line_in_the_readme():
         assert " ".join(said) in " ".join(cli(name, "--help").stdout.split())
 
 
-@pytest.mark.parametrize(("number", "says"), [(0, demo_text), (1, baseline_text)])
+@pytest.mark.parametrize(("number", "says"), [(0, demo_text), (1, baseline_text), (2, ablation_text)])
 def test_what_the_readme_shows_is_what_the_program_prints(request, number, says):
     page = README.read_text()
     block = list(re.finditer(r"```text\n(.*?)```", page, re.S))[number]
@@ -61,6 +78,20 @@ def test_the_figures_beside_it_are_those_of_the_results():
     said = f"took {tpot['mean']:.3f} ms a token ({tpot['low']:.3f} to {tpot['high']:.3f} over five runs)"
     assert said in page
     assert f"the baseline is {tiny['summary']['tpot_ms']['mean'] / 2.241:.2f} times that" in page
+
+
+def test_what_is_left_is_what_the_last_rung_shows():
+    page, of = " ".join(README.read_text().split()), ablated()
+    base, full = of["baseline"]["tpot_ms"], of["all_on"]["tpot_ms"]
+    assert f"a token takes {full / base:.3f} of the baseline's time" in page
+    floor = load(ROOT / "docs/results/h200-tiny-baseline.json")["floor"]["floor_ms"] * 1e3
+    path = ROOT / "traces/ladder" / of["ladder"][-1]["trace"]
+    (summary,) = ling_prof.report(ling_prof.load(path), Options(unprofiled_tpot=round(1e6 * full)))["summary"]
+    calibrated = {name: ns["mean"] for name, ns in summary["calibrated"].items()}
+    assert calibrated["busy"] > 0.98 * sum(calibrated.values())
+    kernels = summary["kernels"]
+    assert f"the {floor:.1f} us of the floor" in page
+    assert f"inside {kernels:.0f} kernels, where each has {(1e3 * full - floor) / kernels:.1f} us beyond" in page
 
 
 def test_the_generated_part_of_the_json_page_is_up_to_date(monkeypatch):

@@ -52,15 +52,15 @@ def _doubt(of: Ablation, row: Attribution) -> str:
     """What speaks against a gain: its interval, the noise floor, and the error of the orders that were drawn."""
     error = row["error_us"]
     drawn = "" if error is None else f"+/- {show_time(error * US)} by the orders drawn"
-    return ", ".join(filter(None, ["within noise" * within_noise(row, of["noise_high_pct"]), drawn]))
+    return ", ".join(filter(None, ["within noise" * within_noise(row, of["noise_floor_pct"]), drawn]))
 
 
-def within_noise(row: Attribution, noise: float) -> bool:
-    """Whether a gain may be none: its interval holds 0, or it is below what may be chance (percent)."""
+def within_noise(row: Attribution, floor: float) -> bool:
+    """Whether a gain may be none: its interval holds 0, or it is below the noise floor (percent)."""
     percent, low, high = row["gain_pct"], row["low"], row["high"]
     if percent is None or low is None or high is None:
         return False
-    return low <= 0 <= high or abs(percent) < noise
+    return low <= 0 <= high or abs(percent) < floor
 
 
 def ladder(of: Ablation) -> list[RenderableType]:
