@@ -96,13 +96,9 @@ class Account:
 
 def account(trace: Trace, options: Options) -> Account:
     """The account of a recording. Raises UserError, naming it, where no step of the focus counts."""
-    seen = _view(trace, options)
+    seen = view_of(trace, options)
+    require_steps(seen)
     said = summary(seen)
-    if not len(seen.chosen):
-        found = ", ".join(f"{count} {phase}" for phase, count in said["steps"].items())
-        why = "; ".join(said["left_out"]) or f"the steps found: {found}"
-        remedy = "record more steps, or choose others with --focus, --skip or --steps"
-        raise UserError(f"{trace.path}: no {options.focus} step to compare ({why}); {remedy}.")
     ledger = run("ledger", seen).loc[seen.chosen.index]
     walls = ledger["wall"].groupby(seen.rounds).sum()
     number = int(np.argsort(walls.to_numpy(), kind="stable")[(len(walls) - 1) // 2])
@@ -110,7 +106,7 @@ def account(trace: Trace, options: Options) -> Account:
     return Account(seen, said, walls, number, ledger[middle], *_ops(seen, seen.chosen[middle]))
 
 
-def _view(trace: Trace, options: Options) -> View:
+def view_of(trace: Trace, options: Options) -> View:
     """The view; an error of it names the recording."""
     try:
         return view(trace, options)
@@ -118,6 +114,17 @@ def _view(trace: Trace, options: Options) -> View:
         if str(error).startswith(trace.path):
             raise
         raise UserError(f"{trace.path}: {error}") from None
+
+
+def require_steps(seen: View) -> None:
+    """Raises UserError, naming the recording, where no step of the focus counts."""
+    if len(seen.chosen):
+        return
+    said = summary(seen)
+    found = ", ".join(f"{count} {phase}" for phase, count in said["steps"].items())
+    why = "; ".join(said["left_out"]) or f"the steps found: {found}"
+    remedy = "record more steps, or choose others with --focus, --skip or --steps"
+    raise UserError(f"{seen.trace.path}: no {seen.options.focus} step to look at ({why}); {remedy}.")
 
 
 def _ops(seen: View, steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

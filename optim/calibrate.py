@@ -16,11 +16,12 @@ import triton.language as tl
 import ling_prof
 from ling_prof.errors import UserError
 from ling_prof.record import profile
-from ling_prof.whatif.calibration import SCHEMA, Calibration, Chained, GraphLaunch, Modes
+from ling_prof.whatif.calibration import SCHEMA, Calibration, Chained, GraphLaunch, Modes, Product
 from optim.base import exchanged
 from optim.engine.graph import Graph
 from optim.kernels import launch
 from optim.kernels.launch import chain
+from optim.kernels.linear import naive
 from optim.kernels.linear.gemv import linear
 from optim.measure import cold
 from optim.session import smi
@@ -28,6 +29,7 @@ from optim.session import smi
 FEW, MANY = 100, 300  # launches: what both cost alike drops out
 ROUNDS = 30
 MATRICES = ((1536, 512), (1536, 2048), (9216, 1536))  # bf16, of Ling-3.0-tiny
+PRODUCTS = ((16, 1536), (128, 1536), (256, 1536), (1536, 512), (576, 1536), (1024, 1536), (1536, 2048), *MATRICES[2:])
 LARGE = (157184, 1536)
 ASLEEP = 60_000_000  # cycles of the device, longer than the host takes for MANY launches
 COPIED = 2**29  # bytes
@@ -50,6 +52,7 @@ def run(command: str) -> Calibration:
         "gap_ns": _modes(lambda mode: _recorded(mode)[0]),
         "empty_ns": _recorded("graph")[1],
         "chained": [_chained(shape) for shape in MATRICES],
+        "products": [_product(shape) for shape in PRODUCTS],
         "graph_launch": _graph_launch(),
         "launch_call_ns": _launch_call(),
         "read_back_ns": _read_back(),
@@ -119,11 +122,19 @@ def _chained(shape: tuple[int, int]) -> Chained:
         return {"bytes": 2 * shape[0] * shape[1], "graph_ns": graph, "pdl_ns": _cold_ns(shape)}
 
 
-def _cold_ns(shape: tuple[int, int]) -> float:
+def _product(shape: tuple[int, int]) -> Product:
+    return {
+        "bytes": 2 * shape[0] * shape[1],
+        "gemm_ns": _cold_ns(shape, naive.linear),
+        "gemv_ns": _cold_ns(shape),
+    }
+
+
+def _cold_ns(shape: tuple[int, int], multiply: Callable[..., torch.Tensor] = linear) -> float:
     """One token times a matrix whose weights no cache holds, ns a launch."""
     x = torch.ones(1, shape[1], dtype=torch.bfloat16, device="cuda")
     matrix = torch.ones(shape, dtype=torch.bfloat16, device="cuda")
-    return cold(partial(linear, x), [matrix])["median_ns"]
+    return cold(partial(multiply, x), [matrix])["median_ns"]
 
 
 def _graph_launch() -> GraphLaunch:

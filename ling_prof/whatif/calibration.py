@@ -4,11 +4,11 @@ The tables that come with the package lie in gpus.json, each with the command, t
 with.
 """
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Annotated, TypedDict
 
+import msgspec
 from msgspec import Meta
 
 from ling_prof import plain_file
@@ -37,6 +37,14 @@ class Chained(TypedDict):
     pdl_ns: Positive
 
 
+class Product(TypedDict):
+    """One token times a matrix with cold weights: cuBLAS and a matrix-vector kernel, start to start in a graph."""
+
+    bytes: int
+    gemm_ns: Positive
+    gemv_ns: Positive
+
+
 class GraphLaunch(TypedDict):
     """The host's time in the launch of a graph: base, and more per node."""
 
@@ -48,9 +56,9 @@ class Calibration(TypedDict):
     """Medians on one GPU, ns.
 
     period_ns: start to start of empty kernels, unprofiled. gap_ns: from the end of one to the start of the next as the
-    profiler records it, below 0 where they overlap; empty_ns: such a kernel in a graph, as recorded. chained: fewest
-    bytes first. launch_call_ns: the host's time for one small operation of torch. read_back_ns: its time to learn one
-    number from an idle device. copy_gb_s counts bytes read and bytes written.
+    profiler records it, below 0 where they overlap; empty_ns: such a kernel in a graph, as recorded. chained, products:
+    fewest bytes first. launch_call_ns: the host's time for one small operation of torch. read_back_ns: its time to learn
+    one number from an idle device. copy_gb_s counts bytes read and bytes written.
     """
 
     schema: str
@@ -63,7 +71,8 @@ class Calibration(TypedDict):
     period_ns: Modes
     gap_ns: Modes
     empty_ns: Positive
-    chained: list[Chained]
+    chained: Annotated[list[Chained], Meta(min_length=2)]
+    products: Annotated[list[Product], Meta(min_length=1)]
     graph_launch: GraphLaunch
     launch_call_ns: Positive
     read_back_ns: Positive
@@ -84,4 +93,6 @@ def save(table: Calibration, path: Path) -> None:
 @cache
 def shipped() -> dict[str, Calibration]:
     """GPU -> the table that comes with the package."""
-    return {table["gpu"]: table for table in json.loads(SHIPPED.read_text())}
+    tables = msgspec.json.decode(SHIPPED.read_bytes())
+    msgspec.convert(tables, list[Calibration])
+    return {table["gpu"]: table for table in tables}

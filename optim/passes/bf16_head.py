@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pandas as pd
 
+from ling_prof.whatif.edits import drop, named, scale
 from optim.base import NotOn, exchanged, once
 from optim.sites import kernels
 
@@ -12,10 +13,16 @@ removes = "half the bytes of the output head"
 lowers = "dense_gemm"
 rung = 8
 exact = False
+FP32 = "gemv.*float, float|sgemm"
 
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "dtype", role="dense_gemm", layer="head")
+
+
+def predict(graph, costs):
+    graph = drop(graph, named(graph, "direct_copy", layer="head"))
+    return scale(graph, named(graph, FP32, layer="head"), 0.5, costs)
 
 
 def blocked(engine) -> str:

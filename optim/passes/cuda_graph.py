@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pandas as pd
 
+from ling_prof.whatif.edits import named, to_graph
 from optim.base import NotOn, exchanged
 from optim.sites import launches
 
@@ -16,6 +17,10 @@ exact = True
 
 def find(trace) -> pd.DataFrame:
     return launches(trace, "to_graph")
+
+
+def predict(graph, costs):
+    return to_graph(graph, named(graph), costs)
 
 
 def blocked(engine) -> str:

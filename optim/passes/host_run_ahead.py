@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pandas as pd
 
+from ling_prof.whatif.edits import remove_wait
 from optim.base import NotOn, exchanged
 from optim.sites import idle
 
@@ -16,6 +17,10 @@ exact = True
 
 def find(trace) -> pd.DataFrame:
     return idle(trace, "remove_wait", "sync_stall")
+
+
+def predict(graph, costs):
+    return remove_wait(graph, graph.blocks & ~graph.by_event)
 
 
 def blocked(engine) -> str:

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from ling_prof.whatif.edits import fuse, named, runs
 from optim.base import operation
 from optim.sites import kernels
 
@@ -14,3 +15,7 @@ blocked, apply, took_effect = operation("kda_core", "optim.kernels.kda.fused")
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "fuse", name="^kda_(conv_update|gate|step)_")
+
+
+def predict(graph, costs):
+    return fuse(graph, runs(graph, named(graph, "^kda_(conv_update|gate|step)_")), costs)

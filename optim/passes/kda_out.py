@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from ling_prof.whatif.edits import after, fuse, named, runs
 from optim.base import operation
 from optim.sites import kernels
 
@@ -15,3 +16,10 @@ blocked, apply, took_effect = operation("kda", "optim.kernels.kda.fused")
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "fuse", name="^kda_")
+
+
+def predict(graph, costs):
+    """The norm becomes part of the product behind it."""
+    return fuse(
+        graph, runs(graph, named(graph, "^kda_gated_norm") | after(graph, "^kda_gated_norm")), costs, early=True
+    )

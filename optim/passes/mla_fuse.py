@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import pandas as pd
 
+from ling_prof.whatif.edits import fuse, named, runs
 from optim.base import once, operation
 from optim.sites import kernels
 
@@ -17,6 +18,11 @@ blocked, exchange, took_effect = operation("mla_core", "optim.kernels.mla.fused"
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "fuse", layer="layer N mla")
+
+
+def predict(graph, costs):
+    """Six launches: the projections, query, split, join, values, and the product out."""
+    return fuse(graph, runs(graph, named(graph, layer="mla")), costs, into=6, early=True)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from ling_prof.whatif.edits import fuse, named, runs
 from optim.base import operation
 from optim.sites import kernels
 
@@ -14,3 +15,7 @@ blocked, apply, took_effect = operation("moe_align", "optim.kernels.moe.pairs")
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "fuse", name="moe_align")
+
+
+def predict(graph, costs):
+    return fuse(graph, runs(graph, named(graph, "moe_align")), costs, moves=False)

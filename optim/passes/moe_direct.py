@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from ling_prof.whatif.edits import drop, named, shorten
 from optim.base import operation
 from optim.sites import kernels
 
@@ -15,3 +16,9 @@ blocked, apply, took_effect = operation("experts", "optim.kernels.moe.direct")
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "fuse", name="moe_", layer="layer N moe")
+
+
+def predict(graph, costs):
+    """No alignment, activation or sum of its own; the experts' products ask for weights early."""
+    graph = drop(graph, named(graph, "moe_align|combine|moe_sum|swiglu|act_and_mul", layer="moe"))
+    return shorten(graph, named(graph, "fused_moe"), 0.0, costs, early=True)

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from ling_prof.whatif.edits import fuse, named, runs
 from optim.base import operation
 from optim.sites import kernels
 
@@ -15,3 +16,7 @@ blocked, apply, took_effect = operation("moe", "optim.kernels.moe.fused")
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "fuse", layer="layer N moe")
+
+
+def predict(graph, costs):
+    return fuse(graph, runs(graph, named(graph, layer="moe")), costs, into=3, early=True)

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from ling_prof.whatif.edits import drop, named
 from optim.base import operation
 from optim.sites import kernels
 
@@ -14,3 +15,7 @@ blocked, apply, took_effect = operation("norm_linears", "optim.kernels.linear.no
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "fuse", name="^rms_norm")
+
+
+def predict(graph, costs):
+    return drop(graph, named(graph, "rms_?norm(?!.*gated)", role="small"))

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import pandas as pd
 
+from ling_prof.whatif.edits import fuse, named, runs
 from optim.base import NotOn, exchanged, once
 from optim.sites import kernels
 
@@ -16,6 +17,10 @@ exact = False
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "fuse", role="dense_gemm", layer="layer N kda")
+
+
+def predict(graph, costs):
+    return fuse(graph, runs(graph, named(graph, layer="kda|mla", role="dense_gemm")), costs, early=True)
 
 
 def blocked(engine) -> str:

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pandas as pd
 
+from ling_prof.whatif.edits import fuse, named, runs
 from optim.base import exchanged, operation
 from optim.sites import kernels
 
@@ -24,6 +26,12 @@ blocked, exchange, took_effect = operation("embed", "optim.kernels.embed.seam", 
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "fuse", layer="seam")
+
+
+def predict(graph, costs):
+    """One launch with the embedding's, in the graph of the forward pass."""
+    one = graph.with_(layer=np.where(graph.layer == "seam", "embed", graph.layer))
+    return fuse(graph, runs(one, named(one, layer="^embed$")), costs, moves=False)
 
 
 @contextmanager

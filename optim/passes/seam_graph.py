@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pandas as pd
 
+from ling_prof.whatif.edits import named, to_graph
 from optim.base import NotOn, exchanged, once
 from optim.sites import idle
 
@@ -16,6 +17,10 @@ exact = True
 
 def find(trace) -> pd.DataFrame:
     return idle(trace, "to_graph", "host_bound")
+
+
+def predict(graph, costs):
+    return to_graph(graph, named(graph, layer="^seam$"), costs)
 
 
 def blocked(engine) -> str:

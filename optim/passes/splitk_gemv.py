@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from ling_prof.whatif.edits import drop, named, shorten
 from optim.base import operation
 from optim.sites import kernels
 
@@ -14,3 +15,8 @@ blocked, apply, took_effect = operation("linear", "optim.kernels.linear.gemv")
 
 def find(trace) -> pd.DataFrame:
     return kernels(trace, "scale", role="dense_gemm")
+
+
+def predict(graph, costs):
+    graph = drop(graph, named(graph, "splitKreduce|reduce_1Block"))
+    return shorten(graph, named(graph, role="dense_gemm"), costs.gemm, costs, early=True)
