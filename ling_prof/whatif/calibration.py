@@ -57,8 +57,8 @@ class Calibration(TypedDict):
 
     period_ns: start to start of empty kernels, unprofiled. gap_ns: from the end of one to the start of the next as the
     profiler records it, below 0 where they overlap; empty_ns: such a kernel in a graph, as recorded. chained, products:
-    fewest bytes first. launch_call_ns: the host's time for one small operation of torch. read_back_ns: its time to learn
-    one number from an idle device. copy_gb_s counts bytes read and bytes written.
+    fewest bytes first. launch_call_ns: the host's time for one small operation of torch. read_back_ns: its
+    time to learn one number from an idle device. copy_gb_s counts bytes read and bytes written.
     """
 
     schema: str

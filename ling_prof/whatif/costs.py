@@ -15,12 +15,14 @@ WIDER = 2.0  # how much less or more each may be where another GPU's table stand
 
 @dataclass(frozen=True)
 class Costs:
-    """ns. kernel: what a kernel takes besides moving bytes; gap: between two nodes of a graph, as recorded; pdl: what
-    chaining saves between two kernels, early: the same where the second asks for its weights before it waits; gemm:
-    what a matrix-matrix kernel takes longer than a matrix-vector kernel for one token; traced: by how much a profiler
-    lengthens a node of a graph; base, node: the host's time in the launch of a graph, and more per node.
+    """ns. empty: an empty kernel; kernel: what one takes besides moving bytes; gap: between two nodes of a graph, as
+    recorded; pdl: what chaining saves between two kernels, early: the same where the second asks for its weights before
+    it waits; gemm: what a matrix-matrix kernel takes longer than a matrix-vector kernel for one token; traced: by how
+    much a profiler lengthens a node of a graph, between 0 and twice that; base, node: the host's time in the launch of
+    a graph, and more per node.
     """
 
+    empty: float
     kernel: float
     gap: float
     pdl: float
@@ -32,11 +34,10 @@ class Costs:
 
 
 class Reckoning(NamedTuple):
-    """Costs by which an edit saves about, at least and at most what it will; source: where they come from."""
+    """The costs as they are likeliest, and others between which they lie; source: where they come from."""
 
     likely: Costs
-    least: Costs
-    most: Costs
+    ends: tuple[Costs, ...]
     source: str
 
 
@@ -52,46 +53,36 @@ def reckoning(gpu: str | None, table: Path | None = None) -> Reckoning:
     if gpu in known:
         return _of(known[gpu], 1.0, f"the table of the {gpu} that comes along, {known[gpu]['date'][:10]}")
     whose = gpu or "this GPU, which the recording does not name"
-    said = f"no table for {whose}: that of the {STAND_IN} stands in, with wider bands; measure one with ling-prof calibrate"
+    said = f"no table for {whose}, so that of the {STAND_IN} stands in with wider bands; ling-prof calibrate makes one"
     return _of(known[STAND_IN], WIDER, said)
 
 
 def _of(table: Calibration, room: float, source: str) -> Reckoning:
-    """Kernel: the line through times and bytes where there are none. What a chain saves, and a matrix-vector kernel, is
-    the median over the sizes measured; least and most are their ends."""
-    gap, period = table["gap_ns"]["graph"], table["period_ns"]
+    """Kernel: where the line through times over bytes meets no bytes. What a chain and a matrix-vector kernel save is
+    the median over the sizes measured. The ends are quartiles or extremes, `room` times further: what few kernels spare,
+    and many, each with the least and the most that an early kernel hides."""
+    gap, period, empty, launch = table["gap_ns"]["graph"], table["period_ns"], table["empty_ns"], table["graph_launch"]
     size, time = (np.array([row[key] for row in table["chained"]], float) for key in ("bytes", "graph_ns"))
-    first = float(np.polyfit(size, time, 1)[1])
-    saved = np.array([row["graph_ns"] - row["pdl_ns"] for row in table["chained"]])
-    spared = np.array([row["gemm_ns"] - row["gemv_ns"] for row in table["products"]])
-    traced = max(0.0, gap + table["empty_ns"] - period["graph"])
-    pdl = max(0.0, period["graph"] - period["pdl"])
-    launch = table["graph_launch"]
+    early = [row["graph_ns"] - row["pdl_ns"] for row in table["chained"]]
+    gemm = [row["gemm_ns"] - row["gemv_ns"] for row in table["products"]]
+    pdl, traced = period["graph"] - period["pdl"], gap + empty - period["graph"]
     likely = Costs(
-        first - gap,
-        gap,
-        pdl,
-        float(np.median(saved)),
-        float(np.median(spared)),
-        traced / 2,
-        launch["base_ns"],
-        launch["node_ns"],
+        empty=empty,
+        kernel=float(np.polyfit(size, time, 1)[1]) - gap,
+        gap=gap,
+        pdl=max(0.0, pdl),
+        early=float(np.median(early)),
+        gemm=float(np.median(gemm)),
+        traced=max(0.0, traced / 2),
+        base=launch["base_ns"],
+        node=launch["node_ns"],
     )
-    low, high = np.quantile(spared, (0.25, 0.75))
-    least = replace(
-        likely,
-        kernel=table["empty_ns"] / room,
-        pdl=pdl / 2 / room,
-        early=float(saved.min()) / room,
-        gemm=low / room,
-        traced=traced,
-    )
-    most = replace(
-        likely,
-        kernel=(time[0] - gap) * room,
-        pdl=max(pdl, float(saved.min())) * room,
-        early=float(saved.max()) * room,
-        gemm=high * room,
-        traced=0.0,
-    )
-    return Reckoning(likely, least, most, source)
+    low, high = (float(value) for value in np.quantile(gemm, (0.25, 0.75)))
+    least = {"kernel": empty, "empty": empty / 2, "pdl": likely.pdl / 2, "gemm": low}
+    most = {"kernel": time[0] - gap, "empty": likely.kernel, "pdl": min(early), "gemm": high}
+    ends = [
+        replace(likely, **{name: float(value) * wider for name, value in {**side, "early": ahead}.items()})
+        for side, wider in ((least, 1 / room), (most, room))
+        for ahead in (min(early), max(early))
+    ]
+    return Reckoning(likely, tuple(ends), source)

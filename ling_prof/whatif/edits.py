@@ -3,54 +3,57 @@
 They compose: what one drops or changes the next one sees so. Masks and groups have one entry per op, or per call.
 """
 
-import re
-
 import numpy as np
 
 from ling_prof.whatif.costs import Costs
 from ling_prof.whatif.graph import NONE, Graph
 
-TRITON = re.compile(r"^(?!nvjet|cutlass|cublas|sm\d|ampere|hopper)[a-z0-9_]+$")
+TRITON = r"^(?!nvjet|cutlass|cublas|sm\d|ampere|hopper)[a-z0-9_]+$"
 
 
 def named(graph: Graph, pattern: str = "", layer: str = "", role: str = "") -> np.ndarray:
     """Ops that start in a round, are not gone, and whose name, layer and role fit (regular expressions; '': any)."""
     mask = (graph.round >= 0) & ~graph.gone
-    for values, asked in ((graph.name, pattern), (graph.layer, layer), (graph.role, role)):
+    for text, asked in ((graph.name, pattern), (graph.layer, layer), (graph.role, role)):
         if asked:
-            fits = {value: bool(re.search(asked, value)) for value in set(values)}
-            mask &= np.array([fits[value] for value in values])
+            mask &= text.fits(asked)
     return mask
 
 
-def after(graph: Graph, pattern: str) -> np.ndarray:
-    """Ops behind one whose name fits, on its stream."""
-    return (graph.before >= 0) & named(graph, pattern)[graph.before] & ~graph.gone
+def behind(graph: Graph, mask: np.ndarray) -> np.ndarray:
+    """The op that follows each of `mask` on its stream and is not gone; -1 for none, and for the others."""
+    nearest, found = _nearest(graph), np.full(len(mask), NONE)
+    has = np.flatnonzero((nearest >= 0) & ~graph.gone)
+    found[nearest[has]] = has
+    return np.where(mask, found, NONE)
 
 
 def runs(graph: Graph, mask: np.ndarray) -> np.ndarray:
     """The number of the run each op of `mask` is in, -1 for the others: ops of one layer that follow each other on a
     stream, with nothing between them but what is gone."""
-    group, number = np.full(len(mask), NONE), -1
-    last: dict[int, int] = {}  # op -> the nearest op before it that is not gone
-    for i in np.flatnonzero(mask | graph.gone).tolist():
-        before = int(graph.before[i])
-        last[i] = last.get(before, before) if before >= 0 and graph.gone[before] else before
-        if graph.gone[i]:
-            continue
-        follows = last[i] >= 0 and group[last[i]] >= 0 and graph.layer[last[i]] == graph.layer[i]
-        number += not follows
-        group[i] = group[last[i]] if follows else number
+    group, inside = np.full(len(mask), NONE), np.flatnonzero(mask)
+    before = _nearest(graph)[inside]
+    follows = (before >= 0) & mask[before] & (graph.layer.codes[before] == graph.layer.codes[inside])
+    group[inside[~follows]] = np.arange((~follows).sum())
+    for i, at in zip(inside[follows].tolist(), before[follows].tolist(), strict=True):
+        group[i] = group[at]
     return group
+
+
+def _nearest(graph: Graph) -> np.ndarray:
+    """The op before each on its stream that is not gone; -1 for none."""
+    before = graph.before.copy()
+    while (skip := (before >= 0) & graph.gone[before]).any():
+        before = np.where(skip, graph.before[before], before)
+    return before
 
 
 def drop(graph: Graph, mask: np.ndarray) -> Graph:
     """These ops take no time any more, nor do the calls that launched nothing else."""
     if not mask.any():
         return graph
-    single = _launched_alone(graph, mask)
-    calls = graph.launch[single]
-    free = single & (graph.before >= 0)
+    free = _launched_alone(graph, mask) & (graph.before >= 0)
+    calls = graph.launch[free]
     return graph.with_(
         gone=graph.gone | mask,
         duration=np.where(mask, 0, graph.duration),
@@ -64,8 +67,9 @@ def drop(graph: Graph, mask: np.ndarray) -> Graph:
 def _launched_alone(graph: Graph, mask: np.ndarray) -> np.ndarray:
     """Ops of `mask` launched by a call of their own: neither a graph launch nor one that blocks."""
     own = mask & (graph.launch >= 0)
-    at = np.where(own, graph.launch, 0)
-    return own & ~graph.graph[at] & ~graph.blocks[at] if len(graph.began) else own & False
+    if own.any():
+        own &= ~(graph.graph | graph.blocks)[graph.launch]
+    return own
 
 
 def _without(times: np.ndarray, calls: np.ndarray) -> np.ndarray:
@@ -76,68 +80,75 @@ def _without(times: np.ndarray, calls: np.ndarray) -> np.ndarray:
 
 def waiting(graph: Graph, pattern: str) -> np.ndarray:
     """Calls that block and whose site fits, as a mask."""
-    fits = {site: bool(re.search(pattern, site)) for site in set(graph.site)}
-    return graph.blocks & np.array([fits[site] for site in graph.site], bool)
+    return graph.blocks & graph.site.fits(pattern)
 
 
 def remove_wait(graph: Graph, calls: np.ndarray) -> Graph:
-    """These calls (a mask) return without waiting for the device."""
+    """These calls (a mask) return without waiting for the device, in the shortest time that any of them took."""
     if not (calls & (graph.awaits >= 0)).any():
         return graph
-    least = int(graph.cost[calls].min())
-    return graph.with_(
-        awaits=np.where(calls, NONE, graph.awaits), cost=np.where(calls, np.minimum(graph.cost, least), graph.cost)
-    )
+    least = np.minimum(graph.cost, graph.cost[calls].min())
+    return graph.with_(awaits=np.where(calls, NONE, graph.awaits), cost=np.where(calls, least, graph.cost))
 
 
 def to_graph(graph: Graph, mask: np.ndarray, costs: Costs) -> Graph:
     """Ops launched one by one become nodes of graphs, one a run; the run's first call launches it."""
-    single = _launched_alone(graph, mask)
-    if not single.any():
-        return graph
-    group = runs(graph, single)
+    group = runs(graph, _launched_alone(graph, mask))
     inside = np.flatnonzero(group >= 0)
+    if not len(inside):
+        return graph
     _, first, counts = np.unique(group[inside], return_index=True, return_counts=True)
     heads, tails = inside[first], np.setdiff1d(inside, inside[first])
+    later, called = np.isin(np.arange(len(mask)), tails), graph.launch[heads]
     lead, cost = (_without(times, graph.launch[tails]) for times in (graph.lead, graph.cost))
-    called = graph.launch[heads]
-    cost[called] = np.round(costs.base + costs.node * counts).astype(np.int64)
-    later = np.isin(np.arange(len(mask)), tails)
-    gap = np.where(later, np.minimum(graph.gap, round(costs.gap)), graph.gap)
-    in_call = graph.in_call.copy()
-    in_call[heads] = cost[called]
-    launch = np.where(later, NONE, graph.launch)
-    kinds = graph.graph.copy()
-    kinds[called] = True
+    in_call, launches = graph.in_call.copy(), graph.graph.copy()
+    cost[called] = in_call[heads] = np.round(costs.base + costs.node * counts).astype(np.int64)
+    launches[called] = True
     return graph.with_(
-        node=graph.node | later, gap=gap, launch=launch, in_call=in_call, lead=lead, cost=cost, graph=kinds
+        node=graph.node | later,
+        gap=np.where(later, np.minimum(graph.gap, round(costs.gap)), graph.gap),
+        launch=np.where(later, NONE, graph.launch),
+        in_call=in_call,
+        lead=lead,
+        cost=cost,
+        graph=launches,
     )
 
 
 def chain(graph: Graph, costs: Costs) -> Graph:
     """Programmatic dependent launch of kernels made with Triton, and of those that are `early`."""
-    fits = {name: bool(TRITON.match(name)) for name in set(graph.name)}
-    triton = np.array([fits[name] for name in graph.name])
     follows = (graph.before >= 0) & (graph.round >= 0) & ~graph.gone & (graph.gap >= 0)
-    saved = np.where(follows, np.where(graph.early, costs.early, np.where(triton, costs.pdl, 0.0)), 0.0)
-    saved = np.minimum(np.round(saved).astype(np.int64), graph.gap + _neighbour(graph))
-    return graph.with_(gap=graph.gap - saved) if saved.any() else graph
-
-
-def _neighbour(graph: Graph) -> np.ndarray:
-    """The duration of the op before that is not gone: an op cannot begin before that one does."""
-    before = graph.before.copy()
-    while (skip := (before >= 0) & graph.gone[before]).any():
-        before = np.where(skip, graph.before[before], before)
-    return np.where(before >= 0, graph.duration[before], 0)
+    saved = np.where(graph.early, costs.early, np.where(graph.name.fits(TRITON), costs.pdl, 0.0))
+    before = _nearest(graph)
+    hidden = np.minimum(np.where(before >= 0, graph.duration[before], 0), graph.duration)  # under the one before
+    saved = np.where(follows, np.minimum(np.round(saved).astype(np.int64), graph.gap + np.maximum(hidden, 0)), 0)
+    if not saved.any():
+        return graph
+    return graph.with_(gap=graph.gap - saved, duration=graph.duration - np.maximum(saved - graph.gap, 0) * (saved > 0))
 
 
 def unchain(graph: Graph, costs: Costs) -> Graph:
-    """No kernel begins before the one before it has ended."""
+    """No kernel begins before the one before it has ended: an empty kernel's time of each is hidden no more."""
     chained = (graph.before >= 0) & (graph.gap < 0)
     apart = graph.gap[(graph.gap >= 0) & graph.node & (graph.round >= 0)]
     usual = int(np.median(apart)) if len(apart) else round(costs.gap)
-    return graph.with_(gap=np.where(chained, usual, graph.gap)) if chained.any() else graph
+    if not chained.any():
+        return graph
+    shown = np.where(chained, np.minimum(-graph.gap, round(costs.empty)), 0)
+    return graph.with_(gap=np.where(chained, usual, graph.gap), duration=graph.duration + shown)
+
+
+def merge(graph: Graph, mask: np.ndarray, costs: Costs) -> Graph:
+    """These kernels become part of the next one on their stream, which goes on from their result: of what they take
+    only an empty kernel's time is spared."""
+    target = behind(graph, mask)
+    merged = np.flatnonzero(target >= 0)
+    if not len(merged):
+        return graph
+    duration = graph.duration.copy()
+    for i, into in zip(merged.tolist(), target[merged].tolist(), strict=True):
+        duration[into] += max(0, int(duration[i]) - round(costs.empty))
+    return drop(graph.with_(duration=duration), target >= 0)
 
 
 def fuse(
@@ -149,16 +160,12 @@ def fuse(
     if not len(inside):
         return graph
     kernel = round(costs.kernel)
-    count = np.bincount(group[inside])
-    work = np.zeros(len(count))
-    if moves:
-        np.add.at(work, group[inside], np.maximum(graph.duration[inside] - kernel, 0))
+    work = np.zeros(group.max() + 1)
+    np.add.at(work, group[inside], moves * np.maximum(graph.duration[inside] - kernel, 0))
     longest = inside[np.lexsort((-graph.duration[inside], group[inside]))]
     place = np.arange(len(longest)) - np.searchsorted(group[longest], group[longest])
-    shrinks = count[group[longest]] > into
+    shrinks = np.bincount(group[inside])[group[longest]] > into
     kept, rest = longest[shrinks & (place < into)], longest[shrinks & (place >= into)]
-    if not len(rest):
-        return graph
     duration, marked = graph.duration.copy(), graph.early.copy()
     duration[kept] = kernel + np.round(work[group[kept]] / into).astype(np.int64)
     marked[kept] |= early
@@ -183,8 +190,7 @@ def shorten(graph: Graph, mask: np.ndarray, less: float, costs: Costs, early: bo
     return graph.with_(duration=duration, early=graph.early | (mask & early))
 
 
-def untraced(graph: Graph, costs: Costs) -> Graph:
-    """Without what the profiler adds to every node of a graph."""
+def untraced(graph: Graph, less: float) -> Graph:
+    """Every gap before a later node of a graph shorter by `less` ns, which the profiler adds, or gone."""
     node = graph.node & (graph.gap >= 0)
-    less = np.minimum(graph.gap, round(costs.traced))
-    return graph.with_(gap=np.where(node, graph.gap - less, graph.gap))
+    return graph.with_(gap=np.where(node, np.maximum(graph.gap - round(less), 0), graph.gap))

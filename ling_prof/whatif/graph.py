@@ -2,9 +2,11 @@
 
 Host: the calls that launch work or wait for the device, each thread's in order, the time between them as it was.
 Device: an op waits for its launch, for the op before it on its stream, and for another stream where the recording shows
-that it did. A blocking call waits for the last op that it saw end. Replaying the graph unchanged gives the recording back.
+that it did. A blocking call waits for the last op that it saw end. Replayed unchanged, the graph gives the recording
+back.
 """
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,17 +24,36 @@ from ling_prof.view import View
 
 NONE, NEVER = -1, np.iinfo(np.int64).min
 RETURN, CALL, OP = range(3)  # events, in the order in which they come at one time
+STREAM_WAIT = re.compile("StreamWaitEvent")
+MOST_NODES = 4096  # of a graph, that are looked at for the last
 LATENCY, GAP, WAKE = 2_000, 1_000, 5_000  # ns, where the recording shows none of its own
+
+
+class Text(NamedTuple):
+    """Strings that repeat: values[codes]."""
+
+    codes: np.ndarray
+    values: np.ndarray
+
+    def fits(self, pattern: str) -> np.ndarray:
+        """Where the regular expression finds itself, as a mask."""
+        return np.array([bool(re.search(pattern, value)) for value in self.values] or [False])[self.codes]
+
+    def renamed(self, old: str, new: str) -> "Text":
+        """`new` where `old` or `new` stands."""
+        codes = np.where(self.fits(f"^({old}|{new})$"), len(self.values), self.codes)
+        return Text(codes, np.append(self.values, new))
 
 
 @dataclass(frozen=True)
 class Graph:
     """One entry per op, or per call, in order of start; times in ns; indices, -1 for none.
 
-    Ops. name, role, layer ('' where unknown); row: in the ops of the view; start: as recorded; duration; node: is a
-    later node of a graph launch; before, gap: the op before it on its stream, and from that one's end to its start
-    (below 0: they overlap); other, other_gap: the same of an op on another stream; launch: its call; in_call, after:
-    from the start of that call to its own, the part while the call runs and the rest.
+    Ops. name, role, layer ('' where unknown); row: in the ops of the view; start: as recorded; node: is a later node of
+    a graph launch; before, gap: the op before it on its stream, and from that one's end to its start; where that is
+    below 0 they overlap, and duration counts from that end: until then it may only have waited; other, other_gap: the
+    same of an op on another stream; launch: its call; in_call, after: from the start of that call to its own, the part
+    while the call runs and the rest.
     Calls. began: as recorded; previous: the call before on its thread; lead: the host's time since that returned; cost:
     its own time; awaits, tail: the op that it waits for, and from that one's end to its return; blocks: it can make the
     host wait; by_event: for an event, which the host chose; graph: it launches a CUDA graph; site: who made a call that
@@ -43,9 +64,9 @@ class Graph:
 
     path: str
     gpu: str | None
-    name: np.ndarray
-    role: np.ndarray
-    layer: np.ndarray
+    name: Text
+    role: Text
+    layer: Text
     row: np.ndarray
     start: np.ndarray
     duration: np.ndarray
@@ -68,7 +89,7 @@ class Graph:
     blocks: np.ndarray
     by_event: np.ndarray
     graph: np.ndarray
-    site: np.ndarray
+    site: Text
     events: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
@@ -76,7 +97,7 @@ class Graph:
     @cached_property
     def recorded(self) -> np.ndarray:
         """The wall of each round in the recording, ns."""
-        return self.walls(self.start, self.start + self.duration)
+        return self.walls(self.start, self.start + self.duration + np.maximum(-self.gap, 0))
 
     def walls(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
         """The wall of each round where ops start and end like this, ns."""
@@ -118,12 +139,12 @@ def build(view: View) -> Graph:
     return Graph(
         path=view.trace.path,
         gpu=_gpu(view),
-        name=ops.text("name")[row],
-        role=np.array(ROLES, object)[ops.role[row]],
-        layer=_layers(view)[row],
+        name=Text(ops.names.codes[row].astype(np.int64), np.asarray(ops.names.categories, object)),
+        role=Text(ops.role[row], np.array(ROLES, object)),
+        layer=_text(_layers(view)[row]),
         row=row,
         start=start,
-        duration=end - start,
+        duration=end - np.where((device["before"] >= 0) & (device["gap"] < 0), start - device["gap"], start),
         gone=np.zeros(len(row), bool),
         early=np.zeros(len(row), bool),
         **device,
@@ -132,6 +153,11 @@ def build(view: View) -> Graph:
         begins=np.searchsorted(start, begins),
         ends=np.where(bounds < len(row), bounds, -1),
     )
+
+
+def _text(strings: np.ndarray) -> Text:
+    values, codes = np.unique(strings.astype(str), return_inverse=True)
+    return Text(codes, values.astype(object))
 
 
 def _gpu(view: View) -> str | None:
@@ -155,7 +181,7 @@ def _calls(view: View, row: np.ndarray) -> _Calls:
     start, end, keys = api["start"].to_numpy(), api["end"].to_numpy(), thread_keys(api)
     launching = distinct(ops.launch[row][ops.launch[row] >= 0])
     since = start[launching].min() if len(launching) else ops.start[row[0]]
-    blocking = view.timeline.blocking
+    blocking = _waiting(view)
     blocking = blocking[(start[blocking] >= since) & (start[blocking] < ops.start[row[-1]])]
     chosen = distinct(np.r_[launching, blocking])
     of_row = np.full(len(api), -1)
@@ -186,6 +212,8 @@ def _device(view: View, row: np.ndarray, calls: _Calls) -> dict[str, Any]:
     freely = (before >= 0) & ~late & (other < 0)
     gap = np.where(before >= 0, start - end[before], 0)
     usual = np.where(node, _median(gap[freely & node], GAP), _median(gap[freely & ~node], GAP))
+    asked = _asked_for(view, row, before)
+    further = (other < 0) & (asked >= 0) & (end[asked] <= start)
     delay = np.where(launch >= 0, start - called, 0)
     in_call = np.minimum(delay, returned - called)
     after = delay - in_call
@@ -193,8 +221,10 @@ def _device(view: View, row: np.ndarray, calls: _Calls) -> dict[str, Any]:
         "node": node,
         "before": before,
         "gap": np.where(freely, gap, np.minimum(gap, usual)),
-        "other": other,
-        "other_gap": np.where(other >= 0, start - end[other], 0),
+        "other": np.where(further, asked, other),
+        "other_gap": np.where(
+            further, np.minimum(start - end[asked], usual), np.where(other >= 0, start - end[other], 0)
+        ),
         "launch": np.where(launch >= 0, calls.of_row[launch], -1) if len(calls.of_row) else launch,
         "in_call": np.where(launch >= 0, in_call, 0),
         "after": np.where(launch >= 0, np.where(late, after, np.minimum(after, _median(after[late], LATENCY))), 0),
@@ -208,6 +238,27 @@ def _before(stream: np.ndarray) -> np.ndarray:
         on = np.flatnonzero(stream == one)
         before[on[1:]] = on[:-1]
     return before
+
+
+def _asked_for(view: View, row: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """The op of another stream that each was made to wait for: a cudaStreamWaitEvent came between the launch before on
+    its stream and its own, so it follows what was launched until then. A recording does not say for which event."""
+    ops, found = view.ops, np.full(len(row), NONE)
+    if not view.trace.has("api"):
+        return found
+    api = view.trace.api
+    waits = np.sort(api["start"].to_numpy()[matching(api["name"].array, STREAM_WAIT)])
+    called = ops.launch_start[row]
+    at = np.searchsorted(waits, called) - 1
+    asked = np.where(at >= 0, waits[np.maximum(at, 0)] if len(waits) else NEVER, NEVER)
+    known = (called >= 0) & ~ops.later_node[row] & (asked > np.where(before >= 0, called[before], NEVER))
+    order = np.argsort(called, kind="stable")
+    for i in np.flatnonzero(known & (asked > NEVER)).tolist():
+        upto = order[: np.searchsorted(called[order], asked[i])][-MOST_NODES:]
+        others = upto[(ops.stream[row[upto]] != ops.stream[row[i]]) & (called[upto] >= 0) & (upto < i)]
+        if len(others):
+            found[i] = others[np.argmax(ops.start[row[others]])]
+    return found
 
 
 def _other(start: np.ndarray, end: np.ndarray, stream: np.ndarray, before: np.ndarray) -> np.ndarray:
@@ -226,11 +277,11 @@ def _host(view: View, row: np.ndarray, calls: _Calls) -> dict[str, Any]:
         nothing = np.empty(0, np.int64)
         names = ("began", "previous", "lead", "cost", "awaits", "tail")
         flags = {name: nothing.astype(bool) for name in ("blocks", "by_event", "graph")}
-        return dict.fromkeys(names, nothing) | flags | {"site": nothing.astype(object)}
+        return dict.fromkeys(names, nothing) | flags | {"site": _text(nothing)}
     api = view.trace.api.iloc[calls.row]
     start, end = api["start"].to_numpy(), api["end"].to_numpy()
     previous = _before(thread_keys(api))
-    blocks = np.isin(calls.row, view.timeline.blocking)
+    blocks = np.isin(calls.row, _waiting(view))
     awaits, tail = _awaited(view, row, calls, blocks)
     waited = (awaits >= 0) & (end - tail > start)
     cost = end - start
@@ -249,13 +300,23 @@ def _host(view: View, row: np.ndarray, calls: _Calls) -> dict[str, Any]:
     }
 
 
+def _waiting(view: View) -> np.ndarray:
+    """Calls that wait for the device: those that block, but for copies to it, which return once they are staged."""
+    ops = view.ops
+    staged = (ops.text("copy_kind") == "HtoD") & (ops.launch >= 0)
+    explicit = np.asarray(view.trace.api["sync_kind"].array != "")
+    rows = view.timeline.blocking
+    return rows[explicit[rows] | ~np.isin(rows, ops.launch[staged])]
+
+
 def _awaited(view: View, row: np.ndarray, calls: _Calls, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each blocking call the last op to end before it returned, of those launched before it began or by it."""
     ops, api = view.ops, view.trace.api
     start, end = api["start"].to_numpy()[calls.row], api["end"].to_numpy()[calls.row]
     called = np.where(ops.launch[row] >= 0, ops.launch_start[row], ops.start[row])
     ended = np.argsort(ops.end[row], kind="stable")
-    awaits, tail = np.full(len(start), -1), np.zeros(len(start), np.int64)
+    awaits, tail = np.full(len(start), NONE), np.zeros(len(start), np.int64)
+    events = np.asarray(api["sync_kind"] == "event")[calls.row]
     own = np.full(len(start) + 1, -1)
     own[calls.of_row[ops.launch[row]] if len(calls.of_row) else -1] = np.arange(len(row))
     for i in np.flatnonzero(blocks):
@@ -264,7 +325,8 @@ def _awaited(view: View, row: np.ndarray, calls: _Calls, blocks: np.ndarray) -> 
             upto = ended[: np.searchsorted(ops.end[row[ended]], end[i], "right")]
             fits = upto[-64:][(called[upto[-64:]] < start[i]) & (ops.start[row[upto[-64:]]] < end[i])]
             op = int(fits[-1]) if len(fits) else -1
-        if op >= 0:
+        unseen = events[i] and op >= 0 and ops.end[row[op]] <= start[i]  # any earlier one may be the event's
+        if op >= 0 and not unseen:
             awaits[i], tail[i] = op, end[i] - ops.end[row[op]]
     return awaits, tail
 
@@ -275,11 +337,11 @@ def _shortest(names: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return np.array([least[name] for name in names], np.int64)
 
 
-def _sites(view: View, calls: _Calls, blocks: np.ndarray) -> np.ndarray:
+def _sites(view: View, calls: _Calls, blocks: np.ndarray) -> Text:
     api = view.trace.api.iloc[calls.row]
     found = np.where(blocks, view.host.at(thread_keys(api), api["start"].to_numpy()), -1)
     known = {row: view.host.site(int(row)) if row >= 0 else "" for row in distinct(found)}
-    return np.array([known[row] for row in found], object)
+    return _text(np.array([known[row] for row in found], object))
 
 
 def _events(start: np.ndarray, launch: np.ndarray, host: dict[str, Any], trace: Any, calls: _Calls) -> np.ndarray:

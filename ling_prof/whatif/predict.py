@@ -1,20 +1,25 @@
 """What a step would take after some edits: applied together and replayed, never added up; with a low and a high."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ling_prof.account import view_of
 from ling_prof.errors import UserError
-from ling_prof.roles import ROLES
+from ling_prof.roles import ROLES, short_name
+from ling_prof.trace import Trace
+from ling_prof.view import Options, View
 from ling_prof.whatif import edits
-from ling_prof.whatif.costs import Costs, Reckoning
-from ling_prof.whatif.graph import Graph
+from ling_prof.whatif.costs import Costs, Reckoning, reckoning
+from ling_prof.whatif.graph import Graph, build
 from ling_prof.whatif.replay import Replay, calibrated, replay
 
 SCHEMA = "ling-prof.whatif/1"
@@ -33,14 +38,17 @@ def passes() -> dict[str, ModuleType]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The unedited step, the edited one, what that saves and the ends of it, ns; sites: ops and calls changed a round."""
+    """What some edits make of a step, ns: the step before and after, what is saved and the ends of that.
+
+    sites: (what, how often a round), most often first: kernels and calls that the edits change.
+    """
 
     step: float
     predicted: float
     saved: float
     low: float
     high: float
-    sites: float
+    sites: list[tuple[str, float]]
 
 
 @dataclass(frozen=True)
@@ -62,32 +70,52 @@ class Predictor:
 
     @cached_property
     def bases(self) -> list[tuple[Graph, Replay, Costs]]:
-        """What the edits are applied to: first the likeliest, then what bounds the band."""
-        likely, least, most, _ = self.costs
+        """What the edits are applied to, the likeliest first; the others span the band.
+
+        With an unprofiled step they differ in how much of the difference is the profiler's work on the device; without,
+        in whether the host is as slow as recorded or takes no time.
+        """
+        likely, ends = self.costs.likely, self.costs.ends
         if self.step is None:
-            fastest = replay(self.graph, 0.0)
-            return [(self.graph, self.unchanged, cost) for cost in (likely, least, most)] + [
-                (self.graph, fastest, cost) for cost in (likely, least, most)
-            ]
-        graphs = {cost.traced: edits.untraced(self.graph, cost) for cost in (likely, least, most)}
-        found = {traced: calibrated(graph, self.step) for traced, graph in graphs.items()}
-        return [(graphs[at], found[at], cost) for at in graphs for cost in (likely, least, most)]
+            others = [(self.graph, replay(self.graph, 0.0), likely)]
+            return [*((self.graph, self.unchanged, costs) for costs in (likely, *ends)), *others]
+        graphs = [edits.untraced(self.graph, traced) for traced in (likely.traced, 0.0, 2 * likely.traced)]
+        base, *others = [(graph, calibrated(graph, self.step), likely) for graph in graphs]
+        return [base, *((*base[:2], costs) for costs in ends), *others]
+
+    def steps(self, chosen: Mapping[str, Edit]) -> list[float]:
+        """The median round after these edits together, ns, on each of the bases."""
+        return [self._after(chosen, *base) for base in self.bases]
+
+    @property
+    def room(self) -> float:
+        """What the band gets to either side, ns."""
+        return LEAST_BAND * self.bases[0][1].step + abs(self.unchanged.step - self.recorded)
 
     def outcome(self, chosen: Mapping[str, Edit]) -> Outcome:
         """Of these edits together."""
-        times = [self._times(chosen, *base) for base in self.bases]
-        step, predicted = times[0]
-        saved = [before - after for before, after in times]
-        room = LEAST_BAND * step + abs(self.unchanged.step - self.recorded)
-        edited = _edited(chosen, self.graph, self.costs.likely)
-        sites = _changed(self.graph, edited) / max(1, len(self.graph.begins))
+        before = [base.step for _, base, _ in self.bases]
+        sites = _sites(self.graph, _edited(chosen, self.graph, self.costs.likely))
         if not sites:
-            return Outcome(step, step, 0.0, 0.0, 0.0, 0.0)
-        return Outcome(step, predicted, saved[0], min(saved) - room, max(saved) + room, sites)
+            return Outcome(before[0], before[0], 0.0, 0.0, 0.0, [])
+        after = self.steps(chosen)
+        saved = [one - other for one, other in zip(before, after, strict=True)]
+        return Outcome(before[0], after[0], saved[0], min(saved) - self.room, max(saved) + self.room, sites)
 
-    def _times(self, chosen: Mapping[str, Edit], graph: Graph, base: Replay, costs: Costs) -> tuple[float, float]:
+    def _after(self, chosen: Mapping[str, Edit], graph: Graph, base: Replay, costs: Costs) -> float:
         edited = _edited(chosen, graph, costs)
-        return base.step, base.step if edited is graph else replay(edited, base.pace, base.stretch).step
+        return base.step if edited is graph else replay(edited, base.pace, base.stretch).step
+
+    @property
+    def basis(self) -> str:
+        """What the prediction rests on, in sentences."""
+        base = self.bases[0][1]
+        if self.step is None:
+            host = "the host is as slow as while profiled, its savings are upper bounds: give --unprofiled-tpot"
+        else:
+            host = f"calibrated to the unprofiled step: the host at {base.pace:.2f} of its recorded time"
+            host += "" if base.stretch == 1 else f", the device at {base.stretch:.3f}"
+        return f"{host}. Costs: {self.costs.source}."
 
 
 def _edited(chosen: Mapping[str, Edit], graph: Graph, costs: Costs) -> Graph:
@@ -96,13 +124,16 @@ def _edited(chosen: Mapping[str, Edit], graph: Graph, costs: Costs) -> Graph:
     return graph
 
 
-def _changed(before: Graph, after: Graph) -> int:
-    """How many ops and calls differ."""
+def _sites(before: Graph, after: Graph) -> list[tuple[str, float]]:
+    """Names of the ops, and sites of the calls, that differ; those calls only of which the waiting does."""
     if after is before:
-        return 0
-    ops = [getattr(before, name) != getattr(after, name) for name in ("duration", "gap", "launch", "gone")]
-    calls = [getattr(before, name) != getattr(after, name) for name in ("awaits", "lead", "cost")]
-    return int(np.any(ops, axis=0).sum() + (np.any(calls, axis=0).sum() if len(before.began) else 0))
+        return []
+    ops = np.any([getattr(before, n) != getattr(after, n) for n in ("duration", "gap", "launch", "gone")], axis=0)
+    calls = np.flatnonzero(before.awaits != after.awaits)
+    found = Counter(short_name(str(name)) for name in before.name.values[before.name.codes[ops]])
+    found.update(str(site) for site in before.site.values[before.site.codes[calls]])
+    rounds = max(1, len(before.begins))
+    return [(name, count / rounds) for name, count in found.most_common()]
 
 
 def chosen(asked: Iterable[str]) -> dict[str, Edit]:
@@ -140,3 +171,57 @@ def _pattern(asked: str, text: str) -> str:
     except re.error as error:
         raise UserError(f"{asked}: not a regular expression ({error}).") from None
     return text
+
+
+def predictor(view: View, table: Path | None = None) -> Predictor:
+    """For the counted rounds of a view. Raises UserError where there are none, and for a table that is none."""
+    graph = build(view)
+    return Predictor(graph, reckoning(graph.gpu, table), view.unprofiled_step)
+
+
+def whatif(trace: Trace, asked: list[str], options: Options = Options(), table: Path | None = None) -> dict[str, Any]:
+    """The schema of docs/json.md. Raises UserError for unknown edits, a trace without steps, a table that is none."""
+    edits_of = chosen(asked)
+    found = predictor(view_of(trace, options), table)
+    return _shown(found, list(edits_of), found.outcome(edits_of))
+
+
+def listing(trace: Trace, options: Options = Options(), table: Path | None = None) -> dict[str, Any]:
+    """Every pass that finds sites, alone, those that save most first, and all of them together."""
+    found = predictor(view_of(trace, options), table)
+    rows = alone(found)
+    names = [row["edits"][0] for row in rows]
+    together = chosen(names)
+    return {**_shown(found, list(together), found.outcome(together)), "alone": rows}
+
+
+def alone(found: Predictor) -> list[dict[str, Any]]:
+    """Each pass that finds sites, those that save most first: {edits, saved_ns, low_ns, high_ns, sites}."""
+    rows = [(name, found.outcome({name: edit})) for name, edit in chosen(passes()).items()]
+    rows.sort(key=lambda row: -row[1].saved)
+    return [{"edits": [name], **_saved(outcome)} for name, outcome in rows if outcome.sites]
+
+
+def _saved(outcome: Outcome) -> dict[str, Any]:
+    sites = [{"site": site, "count": round(count, 2)} for site, count in outcome.sites]
+    return {
+        "saved_ns": round(outcome.saved),
+        "low_ns": round(outcome.low),
+        "high_ns": round(outcome.high),
+        "sites": sites,
+    }
+
+
+def _shown(found: Predictor, names: list[str], outcome: Outcome) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "trace": found.graph.path,
+        "edits": names,
+        "recorded_ns": round(found.recorded),
+        "replayed_ns": round(found.unchanged.step),
+        "replay_error_pct": 100 * (found.unchanged.step / found.recorded - 1),
+        "step_ns": round(outcome.step),
+        "predicted_ns": round(outcome.predicted),
+        **_saved(outcome),
+        "basis": found.basis,
+    }

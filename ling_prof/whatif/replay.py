@@ -46,7 +46,7 @@ def replay(graph: Graph, pace: float = 1.0, stretch: float = 1.0) -> Replay:
             if other[i] >= 0:
                 when.append(end[other[i]] + other_gap[i])
             start[i] = max(when) if when else given[i]
-            end[i] = start[i] + duration[i]
+            end[i] = (max(start[i], end[before[i]]) if gap[i] < 0 else start[i]) + duration[i]
         elif kind == CALL:
             called[i] = returned[previous[i]] + lead[i] if previous[i] >= 0 else began[i]
         else:

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import pandas as pd
 
-from ling_prof.whatif.edits import drop, fuse, named, runs, scale
+from ling_prof.whatif.edits import named, scale, shorten
 from optim.base import NotOn, exchanged, once
 from optim.sites import kernels
 
@@ -21,10 +21,10 @@ def find(trace) -> pd.DataFrame:
 
 
 def predict(graph, costs):
-    """The cast goes, and a product of two kernels becomes one of half the bytes."""
-    graph = drop(graph, named(graph, "direct_copy", layer=LAYER))
-    products = runs(graph, named(graph, FP32, layer=LAYER))
-    return scale(fuse(graph, products, costs), products >= 0, 0.5, costs)
+    """The product stays as short as a kernel can be; the cast of its input goes, one of its output comes."""
+    graph = scale(graph, named(graph, FP32, layer=LAYER), 0.5, costs)
+    casts = named(graph, "direct_copy", layer=LAYER)
+    return shorten(graph, casts, graph.duration.max(), costs)
 
 
 def blocked(engine) -> str:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pandas as pd
 
-from ling_prof.whatif.edits import drop, named, scale
+from ling_prof.whatif.edits import named, scale, shorten
 from optim.base import NotOn, exchanged, once
 from optim.sites import kernels
 
@@ -21,8 +21,8 @@ def find(trace) -> pd.DataFrame:
 
 
 def predict(graph, costs):
-    graph = drop(graph, named(graph, "direct_copy", layer="head"))
-    return scale(graph, named(graph, FP32, layer="head"), 0.5, costs)
+    casts = named(graph, "direct_copy", layer="head")
+    return scale(shorten(graph, casts, graph.duration.max(), costs), named(graph, FP32, layer="head"), 0.5, costs)
 
 
 def blocked(engine) -> str:

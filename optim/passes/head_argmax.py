@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import pandas as pd
 
 from ling_prof.whatif.edits import fuse, named, runs
@@ -24,5 +23,5 @@ def find(trace) -> pd.DataFrame:
 
 def predict(graph, costs):
     """Two launches: the head with its norm, and the best of its parts."""
-    last = graph.with_(layer=np.where(graph.layer == "sample", "head", graph.layer))
-    return fuse(graph, runs(last, named(last, layer="^head$")), costs, into=2, early=True)
+    one = graph.with_(layer=graph.layer.renamed("sample", "head"))
+    return fuse(graph, runs(one, named(one, layer="^head$")), costs, into=2, early=True)

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from ling_prof.whatif.edits import fuse, named, runs
+from ling_prof.whatif.edits import merge, named
 from optim.base import operation
 from optim.sites import kernels
 
@@ -18,4 +18,5 @@ def find(trace) -> pd.DataFrame:
 
 
 def predict(graph, costs):
-    return fuse(graph, runs(graph, named(graph, "^kda_(conv_update|gate|step)_")), costs)
+    """Convolution and gate become part of the step."""
+    return merge(graph, named(graph, "^kda_(conv_update|gate)_"), costs)

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from ling_prof.whatif.edits import after, fuse, named, runs
+from ling_prof.whatif.edits import merge, named
 from optim.base import operation
 from optim.sites import kernels
 
@@ -19,7 +19,4 @@ def find(trace) -> pd.DataFrame:
 
 
 def predict(graph, costs):
-    """The norm becomes part of the product behind it."""
-    return fuse(
-        graph, runs(graph, named(graph, "^kda_gated_norm") | after(graph, "^kda_gated_norm")), costs, early=True
-    )
+    return merge(graph, named(graph, "^kda_gated_norm"), costs)

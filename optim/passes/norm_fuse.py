@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from ling_prof.whatif.edits import drop, named
+from ling_prof.whatif.edits import merge, named
 from optim.base import operation
 from optim.sites import kernels
 
@@ -18,4 +18,5 @@ def find(trace) -> pd.DataFrame:
 
 
 def predict(graph, costs):
-    return drop(graph, named(graph, "rms_?norm(?!.*gated)", role="small"))
+    """Every norm that a product follows becomes part of that."""
+    return merge(graph, named(graph, "rms_?norm(?!.*gated)", role="small"), costs)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pandas as pd
 
 from ling_prof.whatif.edits import fuse, named, runs
@@ -30,7 +29,7 @@ def find(trace) -> pd.DataFrame:
 
 def predict(graph, costs):
     """One launch with the embedding's, in the graph of the forward pass."""
-    one = graph.with_(layer=np.where(graph.layer == "seam", "embed", graph.layer))
+    one = graph.with_(layer=graph.layer.renamed("seam", "embed"))
     return fuse(graph, runs(one, named(one, layer="^embed$")), costs, moves=False)
 
 

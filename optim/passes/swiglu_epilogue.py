@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from ling_prof.whatif.edits import drop, named, runs
+from ling_prof.whatif.edits import behind, merge, named
 from optim.base import operation
 from optim.sites import kernels
 
@@ -19,7 +19,7 @@ def find(trace) -> pd.DataFrame:
 
 
 def predict(graph, costs):
-    """The activation between the two products of the routed experts goes."""
-    between = runs(graph, named(graph, "fused_moe|act_and_mul|swiglu", role="moe_gemm|small"))
-    wide = np.isin(between, between[named(graph, "fused_moe") & (between >= 0)])
-    return drop(graph, named(graph, "act_and_mul|swiglu") & wide)
+    """The activation behind the experts' first product becomes part of what follows."""
+    activations = behind(graph, named(graph, "fused_moe"))
+    mask = np.isin(np.arange(len(activations)), activations) & named(graph, "act_and_mul|swiglu")
+    return merge(graph, mask, costs)

@@ -1,0 +1,110 @@
+"""What was predicted from the baseline's recording beside what was measured, by the very design of the measurement."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ling_prof
+from ling_prof.ablation_report import Ablation
+from ling_prof.account import view_of
+from ling_prof.errors import UserError
+from ling_prof.view import Options
+from ling_prof.whatif.predict import Predictor, chosen, predictor
+from optim import designs
+
+SCHEMA = "ling-prof.score/1"
+OF_GAIN, OF_STEP = 0.15, 0.02  # an error is small below the larger of these shares
+US = 1e3  # ns
+
+
+def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str, Any]:
+    """Replays the recording of the baseline once for every combination that was measured; gains, low and high in us.
+
+    Raises UserError for an ablation without a time of its baseline or without gains, for passes that do not predict,
+    and for what `predictor` refuses.
+    """
+    step = ablation["baseline"]["tpot_ms"]
+    players = [tuple(row["pass"].split("+")) for row in ablation["attribution"] if row["gain_us"] is not None]
+    if step is None or not players:
+        raise UserError("this ablation holds no gain to score; measure again with ling-prof ablate.")
+    found = predictor(view_of(ling_prof.load(path), Options(unprofiled_tpot=round(1e6 * step))), table)
+    design = designs.make(ablation["design"], players, _seed(ablation))
+    gains = _predicted(found, design)
+    rows = [_row(row, gains, found.room, step) for row in ablation["attribution"] if row["gain_us"] is not None]
+    return {
+        "schema": SCHEMA,
+        "trace": str(path),
+        "ablation": ablation["command"],
+        "date": ablation["date"],
+        "replayed_ms": found.unchanged.step / 1e6,
+        "replay_error_pct": 100 * (found.unchanged.step / found.recorded - 1),
+        "basis": found.basis,
+        "rows": rows,
+        "total": _total(ablation, gains, found.room, step),
+        **_statistics(rows),
+    }
+
+
+def _seed(ablation: Ablation) -> int:
+    """Of the permutations that were drawn: the one in its command."""
+    found = re.search(r"--seed (\d+)", ablation["command"])
+    return int(found[1]) if found else 0
+
+
+def _predicted(found: Predictor, design: designs.Design) -> dict[str, np.ndarray]:
+    """Player -> its predicted gain on each of the predictor's bases, us; '' -> that of all together."""
+    steps = np.array([found.steps(chosen(passes)) for passes in design.combinations])  # (combinations, bases) ns
+    said = [designs.estimate(design, column[None], resamples=1)["attribution"] for column in steps.T]
+    gains = {row["pass"]: np.array([base[i]["gain_us"] for base in said]) for i, row in enumerate(said[0])}
+    return {**gains, "": (steps[0] - steps[-1]) / US}
+
+
+def _row(measured: Any, gains: dict[str, np.ndarray], room: float, step: float) -> dict[str, Any]:
+    return {"pass": measured["pass"], "method": measured["method"]} | _beside(
+        measured["gain_us"], gains[measured["pass"]], room, step
+    )
+
+
+def _beside(gain: float, predicted: np.ndarray, room: float, step: float) -> dict[str, Any]:
+    """measured and predicted gain, its low and high, the error, us; small: as OF_GAIN and OF_STEP say."""
+    low, high = float(predicted.min() - room / US), float(predicted.max() + room / US)
+    error = float(predicted[0]) - gain
+    return {
+        "measured_us": gain,
+        "predicted_us": float(predicted[0]),
+        "predicted_low": low,
+        "predicted_high": high,
+        "error_us": error,
+        "inside": low <= gain <= high,
+        "small": abs(error) <= max(OF_GAIN * abs(gain), OF_STEP * step * US),
+    }
+
+
+def _total(ablation: Ablation, gains: dict[str, np.ndarray], room: float, step: float) -> dict[str, Any] | None:
+    full = ablation["all_on"]["tpot_ms"]
+    return None if full is None else _beside((step - full) * US, gains[""], room, step)
+
+
+def _statistics(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    errors = [abs(row["error_us"]) for row in rows]
+    return {
+        "median_error_us": float(np.median(errors)),
+        "median_error_pct": float(
+            np.median([100 * e / abs(r["measured_us"]) for e, r in zip(errors, rows, strict=True) if r["measured_us"]])
+        ),
+        "small": sum(row["small"] for row in rows),
+        "inside": sum(row["inside"] for row in rows),
+    }
+
+
+def filled(ablation: Ablation, scored: dict[str, Any]) -> Ablation:
+    """The ablation with its predicted_* filled in."""
+    by_pass = {row["pass"]: row for row in scored["rows"]}
+    keys = ("predicted_us", "predicted_low", "predicted_high")
+    attribution = [
+        {**row, **{key: by_pass[row["pass"]][key] for key in keys}} if row["pass"] in by_pass else row
+        for row in ablation["attribution"]
+    ]
+    return {**ablation, "attribution": attribution}  # type: ignore[typeddict-item]
