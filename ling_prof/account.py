@@ -11,12 +11,11 @@ import pandas as pd
 
 from ling_prof import intervals as iv
 from ling_prof.analyses import run
-from ling_prof.errors import UserError
 from ling_prof.report import summary
 from ling_prof.roles import ROLES, family, same_name
 from ling_prof.timeline import CLASSES
 from ling_prof.trace import Trace
-from ling_prof.view import Options, View, view
+from ling_prof.view import Options, View, require_steps, view_of
 
 BATCH = re.compile(r"\bbs=(\d+)|_generation_(\d+)")
 
@@ -104,27 +103,6 @@ def account(trace: Trace, options: Options) -> Account:
     number = int(np.argsort(walls.to_numpy(), kind="stable")[(len(walls) - 1) // 2])
     middle = seen.rounds == number
     return Account(seen, said, walls, number, ledger[middle], *_ops(seen, seen.chosen[middle]))
-
-
-def view_of(trace: Trace, options: Options) -> View:
-    """The view; an error of it names the recording."""
-    try:
-        return view(trace, options)
-    except UserError as error:
-        if str(error).startswith(trace.path):
-            raise
-        raise UserError(f"{trace.path}: {error}") from None
-
-
-def require_steps(seen: View) -> None:
-    """Raises UserError, naming the recording, where no step of the focus counts."""
-    if len(seen.chosen):
-        return
-    said = summary(seen)
-    found = ", ".join(f"{count} {phase}" for phase, count in said["steps"].items())
-    why = "; ".join(said["left_out"]) or f"the steps found: {found}"
-    remedy = "record more steps, or choose others with --focus, --skip or --steps"
-    raise UserError(f"{seen.trace.path}: no {seen.options.focus} step to look at ({why}); {remedy}.")
 
 
 def _ops(seen: View, steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

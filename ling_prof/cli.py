@@ -285,6 +285,47 @@ def diff(
 
 
 @app.command()
+def whatif(
+    trace: TracePath,
+    do: Annotated[
+        str | None, typer.Option("--do", metavar="A,B", help="Edits to apply together: see --list; also drop=REGEX.")
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="Every pass that finds sites, alone and together.")] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What ling-prof calibrate wrote; default: the GPU's, if known.")
+    ] = None,
+    steps: Steps = None,
+    device: Device = None,
+    skip: Skip = 0,
+    unprofiled_tpot: Tpot = None,
+    accept_length: Accept = 1.0,
+    partial: Partial = False,
+    top: Top = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Predicts a step with waits, launches, gaps or kernels changed: replayed together, with a low and a high."""
+    from ling_prof.whatif import predict
+
+    if (do is None) != list_all:
+        raise UserError("whatif takes --do EDITS or --list, one of them.")
+    names = [name.strip() for name in (do or "").split(",")]
+    edits = predict.chosen(names) if do is not None else {}  # before the trace is read
+    chosen = {"steps": steps, "device": device, "skip": skip, "accept_length": accept_length}
+    options = view_options(unprofiled_tpot, **chosen)
+    loaded = load_trace(trace, partial)
+    if list_all:
+        found = predict.listing(loaded, options, calibration)
+    else:
+        found = predict.whatif(loaded, list(edits), options, calibration)
+    if as_json:
+        print_json(found)
+        return
+    from ling_prof.render.whatif import render
+
+    print_parts(*render(found, top))
+
+
+@app.command()
 def doctor(trace: TracePath, partial: Partial = False, as_json: AsJson = False) -> None:
     """What this file holds, what it lacks, and how to record what is missing."""
     from ling_prof.doctor import examine

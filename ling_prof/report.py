@@ -13,10 +13,11 @@ from ling_prof.analyses.ledger import whole
 from ling_prof.callable_module import make_callable
 from ling_prof.errors import Missing, UserError
 from ling_prof.roles import ROLES
-from ling_prof.steps import FOCUS, NO_STEPS, WHOLE, lost_launches
+from ling_prof.steps import NO_STEPS, WHOLE, lost_launches
 from ling_prof.timeline import CLASSES, HOST_CLASSES, HOST_PARTS
 from ling_prof.trace import Trace
 from ling_prof.view import Options, View, views
+from ling_prof.whatif.predict import helps
 
 SCHEMA = "ling-prof.report/1"
 MOST_ROWS = 50
@@ -69,6 +70,7 @@ def report(trace: Trace, options: Options = Options(), progress: Progress = lamb
         "summary": summaries,
         "steps": [step(row) for row in rows.pop("ledger")],
         **rows,
+        "helps": [{**row, "device": view.ops.device} for view in seen[:1] for row in helps(view)],
         "cannot_say": list({json.dumps(c): c for c in cannot}.values()),
     }
     return Report(data)
@@ -116,7 +118,7 @@ def _no_steps(view: View) -> Gap:
 def _none_counts(view: View) -> Gap:
     if len(view.chosen):
         return None
-    why = "; ".join(_left_out(view)) or f"the recording has no {view.options.focus} step"
+    why = "; ".join(view.left_out) or f"the recording has no {view.options.focus} step"
     remedy = "record more steps, or choose others with --focus, --skip or --steps"
     return f"What does a {view.options.focus} step cost?", Missing("the mean step", why, remedy)
 
@@ -162,13 +164,6 @@ def _one_rank(view: View) -> Gap:
     return "How much of each collective is waiting for a later rank?", Missing("rank_skew", why, remedy)
 
 
-def _left_out(view: View) -> list[str]:
-    """The steps of the focus that do not count, by reason."""
-    focus = view.steps.table[view.steps.table["phase"].isin(FOCUS[view.options.focus])]
-    dropped = focus[~focus.index.isin(view.chosen.index)]
-    return [f"{count} step(s): {why}" for why, count in dropped["note"].value_counts().items()]
-
-
 def step(row: dict) -> dict[str, Any]:
     """One ledger row in the nested form of the JSON."""
     out = {key: row[key] for key in ("index", "phase", "name", "device", "round", "note", "kernels", "extra_kernels")}
@@ -192,7 +187,7 @@ def summary(view: View) -> dict[str, Any]:
         "steps": {p: int(n) for p, n in view.steps.table["phase"].value_counts(sort=False).items()},
         "counted": len(view.chosen),
         "rounds": view.n_rounds,
-        "left_out": _left_out(view),
+        "left_out": view.left_out,
         "wall_ns": _spread(per_round["wall"]),
         "tpot_ns": _spread(per_round["wall"] / view.options.accept_length),
         "overlapped_ns": _spread(per_round["overlapped"]),

@@ -78,6 +78,13 @@ class View:
     def n_rounds(self) -> int:
         return int(self.rounds.max(initial=-1)) + 1
 
+    @property
+    def left_out(self) -> list[str]:
+        """The steps of the focus that do not count, by reason."""
+        focus = self.steps.table[self.steps.table["phase"].isin(FOCUS[self.options.focus])]
+        dropped = focus[~focus.index.isin(self.chosen.index)]
+        return [f"{count} step(s): {why}" for why, count in dropped["note"].value_counts().items()]
+
     def step_of(self, time: np.ndarray, steps: pd.DataFrame | None = None) -> np.ndarray:
         """For each time the position of the step whose window holds it (among `steps`, or the chosen ones); else -1."""
         steps = self.chosen if steps is None else steps
@@ -103,6 +110,26 @@ def view(trace: Trace, options: Options = Options()) -> View:
     """The view of the chosen device, or of the busiest one."""
     ops = select(trace, options.device, options.stream)
     return View(trace, ops, find_steps(ops, options.steps, options.skip), options)
+
+
+def view_of(trace: Trace, options: Options) -> View:
+    """As `view`; an error of it names the recording."""
+    try:
+        return view(trace, options)
+    except UserError as error:
+        if str(error).startswith(trace.path):
+            raise
+        raise UserError(f"{trace.path}: {error}") from None
+
+
+def require_steps(seen: View) -> None:
+    """Raises UserError, naming the recording, where no step of the focus counts."""
+    if len(seen.chosen):
+        return
+    found = ", ".join(f"{n} {phase}" for phase, n in seen.steps.table["phase"].value_counts(sort=False).items())
+    why = "; ".join(seen.left_out) or f"the steps found: {found}"
+    remedy = "record more steps, or choose others with --focus, --skip or --steps"
+    raise UserError(f"{seen.trace.path}: no {seen.options.focus} step to look at ({why}); {remedy}.")
 
 
 def views(trace: Trace, options: Options = Options()) -> list[View]:

@@ -8,9 +8,8 @@ import numpy as np
 
 import ling_prof
 from ling_prof.ablation_report import Ablation
-from ling_prof.account import view_of
 from ling_prof.errors import UserError
-from ling_prof.view import Options
+from ling_prof.view import Options, view_of
 from ling_prof.whatif.predict import Predictor, chosen, predictor
 from optim import designs
 

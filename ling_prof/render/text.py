@@ -29,6 +29,7 @@ FIXES = {
     "unknown": "-",
 }
 TOP = 5
+SITES = 2  # of a prediction
 
 
 def render(report: Report, top: int = TOP) -> RenderableType:
@@ -36,7 +37,7 @@ def render(report: Report, top: int = TOP) -> RenderableType:
     parts: list[RenderableType] = [header(report)]
     for summary in report["summary"]:
         parts += [device_heading(summary), *(table(summary) for table in (ledger, roles) if summary["rounds"])]
-    for section in (syncs, seams, launches, graphs, gaps, kernels, layers, copies):
+    for section in (syncs, seams, launches, graphs, gaps, kernels, layers, copies, helps):
         parts += section(report, top)
     return Group(*parts, *cannot_say(report))
 
@@ -250,6 +251,23 @@ def copies(report: Report, top: int) -> list[RenderableType]:
         "what": lambda r: r["what"],
     }
     return _section(report, "Copies and casts", report["copies"], top, columns, ("what",))
+
+
+def helps(report: Report, top: int) -> list[RenderableType]:
+    """What each optimization would save of a step of the busiest device."""
+    return alone(report["helps"], top)
+
+
+def alone(rows: Sequence[dict[str, Any]], top: int) -> list[RenderableType]:
+    """Predictions, each for itself: they do not add up."""
+    more = f" (top {top} of {len(rows)})" if len(rows) > top else ""
+    columns = ("edit", "saves a step", "at least", "at most", "where")
+    table = table_of(f"What would help most, each alone{more}", *columns, left=("edit", "where"))
+    for row in rows[:top]:
+        times = (show_time(row[key]) for key in ("saved_ns", "low_ns", "high_ns"))
+        where = ", ".join(f"{site['site']} x{site['count']:g}" for site in row["sites"][:SITES])
+        table.add_row(", ".join(row["edits"]), *times, Text(one_line(where)))
+    return [table] if rows else []
 
 
 def cannot_say(report: Report) -> list[RenderableType]:

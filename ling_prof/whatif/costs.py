@@ -58,9 +58,9 @@ def reckoning(gpu: str | None, table: Path | None = None) -> Reckoning:
 
 
 def _of(table: Calibration, room: float, source: str) -> Reckoning:
-    """Kernel: where the line through times over bytes meets no bytes. What a chain and a matrix-vector kernel save is
-    the median over the sizes measured. The ends are quartiles or extremes, `room` times further: what few kernels spare,
-    and many, each with the least and the most that an early kernel hides."""
+    """kernel: where the line of times over bytes meets no bytes. What a chain, or a matrix-vector kernel, saves is the
+    median over the sizes measured. The ends are quartiles or extremes, `room` times further: where a kernel spares
+    little, and much, each with the least and the most that an early one hides."""
     gap, period, empty, launch = table["gap_ns"]["graph"], table["period_ns"], table["empty_ns"], table["graph_launch"]
     size, time = (np.array([row[key] for row in table["chained"]], float) for key in ("bytes", "graph_ns"))
     early = [row["graph_ns"] - row["pdl_ns"] for row in table["chained"]]

@@ -28,12 +28,14 @@ def behind(graph: Graph, mask: np.ndarray) -> np.ndarray:
     return np.where(mask, found, NONE)
 
 
-def runs(graph: Graph, mask: np.ndarray) -> np.ndarray:
-    """The number of the run each op of `mask` is in, -1 for the others: ops of one layer that follow each other on a
-    stream, with nothing between them but what is gone."""
+def runs(graph: Graph, mask: np.ndarray, apart: np.ndarray | None = None) -> np.ndarray:
+    """The number of the run each op of `mask` is in, -1 for the others: ops of one round and layer that follow each
+    other on a stream, with nothing between them but what is gone, and equal numbers in `apart`."""
     group, inside = np.full(len(mask), NONE), np.flatnonzero(mask)
     before = _nearest(graph)[inside]
-    follows = (before >= 0) & mask[before] & (graph.layer.codes[before] == graph.layer.codes[inside])
+    follows = (before >= 0) & mask[before]
+    for kind in (graph.round, graph.layer.codes, *([] if apart is None else [apart])):
+        follows &= kind[before] == kind[inside]
     group[inside[~follows]] = np.arange((~follows).sum())
     for i, at in zip(inside[follows].tolist(), before[follows].tolist(), strict=True):
         group[i] = group[at]
@@ -93,10 +95,12 @@ def remove_wait(graph: Graph, calls: np.ndarray) -> Graph:
 
 def to_graph(graph: Graph, mask: np.ndarray, costs: Costs) -> Graph:
     """Ops launched one by one become nodes of graphs, one a run; the run's first call launches it."""
-    group = runs(graph, _launched_alone(graph, mask))
-    inside = np.flatnonzero(group >= 0)
-    if not len(inside):
+    single = _launched_alone(graph, mask)
+    if not single.any():
         return graph
+    waits = np.cumsum(graph.awaits >= 0)[graph.launch]  # no graph goes on behind a call that waits for it
+    group = runs(graph, single, waits)
+    inside = np.flatnonzero(group >= 0)
     _, first, counts = np.unique(group[inside], return_index=True, return_counts=True)
     heads, tails = inside[first], np.setdiff1d(inside, inside[first])
     later, called = np.isin(np.arange(len(mask)), tails), graph.launch[heads]
@@ -124,7 +128,8 @@ def chain(graph: Graph, costs: Costs) -> Graph:
     saved = np.where(follows, np.minimum(np.round(saved).astype(np.int64), graph.gap + np.maximum(hidden, 0)), 0)
     if not saved.any():
         return graph
-    return graph.with_(gap=graph.gap - saved, duration=graph.duration - np.maximum(saved - graph.gap, 0) * (saved > 0))
+    head = np.where(saved > 0, np.maximum(saved - graph.gap, 0), 0)
+    return graph.with_(gap=graph.gap - saved, head=graph.head + head, duration=graph.duration - head)
 
 
 def unchain(graph: Graph, costs: Costs) -> Graph:
@@ -134,8 +139,8 @@ def unchain(graph: Graph, costs: Costs) -> Graph:
     usual = int(np.median(apart)) if len(apart) else round(costs.gap)
     if not chained.any():
         return graph
-    shown = np.where(chained, np.minimum(-graph.gap, round(costs.empty)), 0)
-    return graph.with_(gap=np.where(chained, usual, graph.gap), duration=graph.duration + shown)
+    shown = np.where(chained, np.maximum(graph.head, np.minimum(-graph.gap, round(costs.empty))), 0)
+    return graph.with_(gap=np.where(chained, usual, graph.gap), head=graph.head * 0, duration=graph.duration + shown)
 
 
 def merge(graph: Graph, mask: np.ndarray, costs: Costs) -> Graph:
@@ -166,6 +171,8 @@ def fuse(
     place = np.arange(len(longest)) - np.searchsorted(group[longest], group[longest])
     shrinks = np.bincount(group[inside])[group[longest]] > into
     kept, rest = longest[shrinks & (place < into)], longest[shrinks & (place >= into)]
+    if not len(rest):
+        return graph
     duration, marked = graph.duration.copy(), graph.early.copy()
     duration[kept] = kernel + np.round(work[group[kept]] / into).astype(np.int64)
     marked[kept] |= early

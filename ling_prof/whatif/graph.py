@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ling_prof.account import require_steps
 from ling_prof.analyses import layers
 from ling_prof.calls import GRAPH_LAUNCH, matching
 from ling_prof.errors import Missing
 from ling_prof.intervals import distinct
 from ling_prof.roles import ROLES
 from ling_prof.trace import thread_keys
-from ling_prof.view import View
+from ling_prof.view import View, require_steps
 
 NONE, NEVER = -1, np.iinfo(np.int64).min
 RETURN, CALL, OP = range(3)  # events, in the order in which they come at one time
@@ -51,13 +50,13 @@ class Graph:
 
     Ops. name, role, layer ('' where unknown); row: in the ops of the view; start: as recorded; node: is a later node of
     a graph launch; before, gap: the op before it on its stream, and from that one's end to its start; where that is
-    below 0 they overlap, and duration counts from that end: until then it may only have waited; other, other_gap: the
+    below 0 they overlap, and duration counts from that end: until then it did `head` and waited; other, other_gap: the
     same of an op on another stream; launch: its call; in_call, after: from the start of that call to its own, the part
     while the call runs and the rest.
     Calls. began: as recorded; previous: the call before on its thread; lead: the host's time since that returned; cost:
-    its own time; awaits, tail: the op that it waits for, and from that one's end to its return; blocks: it can make the
-    host wait; by_event: for an event, which the host chose; graph: it launches a CUDA graph; site: who made a call that
-    blocks.
+    its own time (at most its tail, of one that waited); awaits, tail: the op that it waits for, and from that one's end
+    to its return; blocks: it can make the host wait; by_event: for an event, which the host chose; graph: it launches a
+    CUDA graph; site: who made a call that blocks.
     events (n, 2): kind and index, in an order that respects all of this. begins, ends: the op at which each round
     begins, and the one whose start ends it; -1: the end of all ops ends it.
     """
@@ -78,6 +77,7 @@ class Graph:
     launch: np.ndarray
     in_call: np.ndarray
     after: np.ndarray
+    head: np.ndarray
     gone: np.ndarray
     early: np.ndarray
     began: np.ndarray
@@ -122,11 +122,14 @@ class _Calls(NamedTuple):
     of_row: np.ndarray
 
 
-def build(view: View) -> Graph:
-    """The graph of all counted rounds of the view's focus. Raises UserError, naming the recording, without any."""
+def build(view: View, most: int | None = None) -> Graph:
+    """The graph of the counted rounds of the view's focus, or of the `most` in the middle. Raises UserError, naming the
+    recording, without any."""
     require_steps(view)
     rounds = view.chosen.groupby(view.rounds)
     begins, ends = rounds["start"].min().to_numpy(), rounds["end"].max().to_numpy()
+    first = max(0, (len(begins) - (most or len(begins))) // 2)
+    begins, ends = (bounds[first : first + (most or len(bounds))] for bounds in (begins, ends))
     ops = view.ops
     first = np.searchsorted(ops.start, begins[0])
     last = len(ops) if ends[-1] > ops.start[-1] else int(np.searchsorted(ops.start, ends[-1])) + 1
@@ -145,6 +148,7 @@ def build(view: View) -> Graph:
         row=row,
         start=start,
         duration=end - np.where((device["before"] >= 0) & (device["gap"] < 0), start - device["gap"], start),
+        head=np.zeros(len(row), np.int64),  # a recording does not tell work from waiting
         gone=np.zeros(len(row), bool),
         early=np.zeros(len(row), bool),
         **device,
@@ -217,6 +221,7 @@ def _device(view: View, row: np.ndarray, calls: _Calls) -> dict[str, Any]:
     delay = np.where(launch >= 0, start - called, 0)
     in_call = np.minimum(delay, returned - called)
     after = delay - in_call
+    latency = _median(after[late & (before >= 0)], LATENCY)
     return {
         "node": node,
         "before": before,
@@ -227,7 +232,7 @@ def _device(view: View, row: np.ndarray, calls: _Calls) -> dict[str, Any]:
         ),
         "launch": np.where(launch >= 0, calls.of_row[launch], -1) if len(calls.of_row) else launch,
         "in_call": np.where(launch >= 0, in_call, 0),
-        "after": np.where(launch >= 0, np.where(late, after, np.minimum(after, _median(after[late], LATENCY))), 0),
+        "after": np.where(launch >= 0, np.where(late, after, np.minimum(after, latency)), 0),
     }
 
 
@@ -290,7 +295,7 @@ def _host(view: View, row: np.ndarray, calls: _Calls) -> dict[str, Any]:
         "began": start,
         "previous": previous,
         "lead": np.where(previous >= 0, start - end[previous], 0),
-        "cost": np.where(waited, np.minimum(own, cost), cost),
+        "cost": np.where(waited, np.minimum(own, tail), cost),
         "awaits": awaits,
         "tail": np.where(waited, tail, np.minimum(tail, WAKE)),
         "blocks": blocks,

@@ -12,18 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from ling_prof.account import view_of
 from ling_prof.errors import UserError
+from ling_prof.marks import DECODE
 from ling_prof.roles import ROLES, short_name
+from ling_prof.steps import WHOLE
 from ling_prof.trace import Trace
-from ling_prof.view import Options, View
+from ling_prof.view import Options, View, view_of
 from ling_prof.whatif import edits
 from ling_prof.whatif.costs import Costs, Reckoning, reckoning
+from ling_prof.whatif.critical import critical_path, host_slack
 from ling_prof.whatif.graph import Graph, build
 from ling_prof.whatif.replay import Replay, calibrated, replay
 
 SCHEMA = "ling-prof.whatif/1"
 PASSES = "ling_prof.passes"  # the entry-point group: functions that give name -> module with `predict`
+FEW, MANY_OPS = 4, 10_000  # rounds, and ops in them, of a prediction that a report makes on its own
 LEAST_BAND = 0.005  # of the step, to either side: two measurements of one program differ by as much
 Edit = Callable[[Graph, Costs], Graph]
 
@@ -173,9 +176,10 @@ def _pattern(asked: str, text: str) -> str:
     return text
 
 
-def predictor(view: View, table: Path | None = None) -> Predictor:
-    """For the counted rounds of a view. Raises UserError where there are none, and for a table that is none."""
-    graph = build(view)
+def predictor(view: View, table: Path | None = None, most: int | None = None) -> Predictor:
+    """For the counted rounds of a view, or the `most` in the middle. Raises UserError where there are none, and for a
+    table that is none."""
+    graph = build(view, most)
     return Predictor(graph, reckoning(graph.gpu, table), view.unprofiled_step)
 
 
@@ -187,12 +191,25 @@ def whatif(trace: Trace, asked: list[str], options: Options = Options(), table: 
 
 
 def listing(trace: Trace, options: Options = Options(), table: Path | None = None) -> dict[str, Any]:
-    """Every pass that finds sites, alone, those that save most first, and all of them together."""
+    """Every pass that finds sites, alone, those that save most first, and all of them together; the critical path of
+    the step as it is, ns a round by class, and how much longer the host could take before the step does."""
     found = predictor(view_of(trace, options), table)
     rows = alone(found)
     names = [row["edits"][0] for row in rows]
     together = chosen(names)
-    return {**_shown(found, list(together), found.outcome(together)), "alone": rows}
+    graph, base, _ = found.bases[0]
+    path = {name: round(ns) for name, ns in critical_path(graph, base).items()}
+    slack = host_slack(graph, base)
+    more = {"critical_path": path, "host_slack_ns": None if slack is None else round(slack)}
+    return {**_shown(found, list(together), found.outcome(together)), "alone": rows, **more}
+
+
+def helps(view: View) -> list[dict[str, Any]]:
+    """`alone`, from a few rounds of the view: for a report. Empty where no decode step counts, or one is very long."""
+    if view.options.focus != DECODE or not view.n_rounds or view.steps.source == WHOLE:
+        return []
+    ops = (view.step_of(view.ops.start) >= 0).sum() / view.n_rounds
+    return alone(predictor(view, most=max(1, min(FEW, int(MANY_OPS // ops))))) if ops < MANY_OPS else []
 
 
 def alone(found: Predictor) -> list[dict[str, Any]]:

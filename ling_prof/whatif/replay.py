@@ -1,5 +1,6 @@
 """Runs a dependency graph: when every op and call starts and ends if the host takes `pace` of its recorded time."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +13,13 @@ TRIES = 40
 
 @dataclass(frozen=True)
 class Replay:
-    """start, end of every op and walls of every round, ns; pace and stretch: what the host's and the ops' times were
-    multiplied by."""
+    """start, end of every op, called, returned of every call and walls of every round, ns; pace and stretch: what the
+    host's and the ops' times were multiplied by."""
 
     start: np.ndarray
     end: np.ndarray
+    called: np.ndarray
+    returned: np.ndarray
     walls: np.ndarray
     pace: float = 1.0
     stretch: float = 1.0
@@ -29,9 +32,10 @@ class Replay:
 
 def replay(graph: Graph, pace: float = 1.0, stretch: float = 1.0) -> Replay:
     """Times of ops and calls in the order of graph.events; `stretch` scales what the device does."""
-    lead, cost, in_call = (_scaled(array, pace) for array in (graph.lead, graph.cost, graph.in_call))
-    duration, gap, other_gap = (_scaled(array, stretch) for array in (graph.duration, graph.gap, graph.other_gap))
+    lead, cost, in_call = (scaled(array, pace) for array in (graph.lead, graph.cost, graph.in_call))
+    duration, gap, other_gap = (scaled(array, stretch) for array in (graph.duration, graph.gap, graph.other_gap))
     before, other, launch, after = (array.tolist() for array in (graph.before, graph.other, graph.launch, graph.after))
+    head = scaled(graph.head, stretch)
     previous, awaits, tail = (array.tolist() for array in (graph.previous, graph.awaits, graph.tail))
     given, began = graph.start.tolist(), graph.began.tolist()
     start, end = [0] * len(given), [0] * len(given)
@@ -46,7 +50,7 @@ def replay(graph: Graph, pace: float = 1.0, stretch: float = 1.0) -> Replay:
             if other[i] >= 0:
                 when.append(end[other[i]] + other_gap[i])
             start[i] = max(when) if when else given[i]
-            end[i] = (max(start[i], end[before[i]]) if gap[i] < 0 else start[i]) + duration[i]
+            end[i] = (max(start[i] + head[i], end[before[i]]) if gap[i] < 0 else start[i]) + duration[i]
         elif kind == CALL:
             called[i] = returned[previous[i]] + lead[i] if previous[i] >= 0 else began[i]
         else:
@@ -54,10 +58,12 @@ def replay(graph: Graph, pace: float = 1.0, stretch: float = 1.0) -> Replay:
             if awaits[i] >= 0:
                 returned[i] = max(returned[i], end[awaits[i]] + tail[i])
     first, last = np.array(start, np.int64), np.array(end, np.int64)
-    return Replay(first, last, graph.walls(first, last), pace, stretch)
+    host = np.array(called, np.int64), np.array(returned, np.int64)
+    return Replay(first, last, *host, graph.walls(first, last), pace, stretch)
 
 
-def _scaled(array: np.ndarray, factor: float) -> list[int]:
+def scaled(array: np.ndarray, factor: float) -> list[int]:
+    """In whole ns."""
     return array.tolist() if factor == 1 else np.round(array * factor).astype(np.int64).tolist()
 
 
@@ -70,11 +76,16 @@ def calibrated(graph: Graph, step: float | None) -> Replay:
     if step >= slowest.step:
         return slowest
     if step <= fastest.step:
-        return replay(graph, 0.0, step / fastest.step)
+        return _sought(lambda stretch: replay(graph, 0.0, stretch), step)
+    return _sought(lambda pace: replay(graph, pace), step)
+
+
+def _sought(at: Callable[[float], Replay], step: float) -> Replay:
+    """By bisection of what grows with it, between 0 and 1."""
     low, high = 0.0, 1.0
     for _ in range(TRIES):
-        found = replay(graph, (low + high) / 2)
+        found = at(middle := (low + high) / 2)
         if abs(found.step - step) <= CLOSE * step:
             break
-        low, high = (found.pace, high) if found.step < step else (low, found.pace)
+        low, high = (middle, high) if found.step < step else (low, middle)
     return found
