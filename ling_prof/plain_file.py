@@ -52,11 +52,16 @@ def check_writable(path: Path) -> None:
 
 
 def write(data: Any, path: Path) -> None:
+    """As `write_text`, of data as JSON."""
+    write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
     """Writes the whole file or none of it. Raises UserError where that fails."""
     check_writable(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+        partial.write_text(text)
         partial.replace(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}).") from None

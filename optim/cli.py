@@ -1,4 +1,5 @@
-"""The commands `bench`, `bench compare`, `ablate`, `trace`, `passes` and `calibrate`. Only the engine imports torch."""
+"""The commands `bench`, `bench compare`, `ablate`, `trace`, `passes`,
+`calibrate` and `score`. Only the engine imports torch."""
 
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +38,7 @@ def register(app: typer.Typer) -> None:
     app.command("trace")(trace)
     app.command("passes")(passes)
     app.command("calibrate")(calibrate)
+    app.command("score")(score)
 
 
 def bench(
@@ -207,6 +209,34 @@ def calibrate(
         save(found, output)
     finally:
         print_json(found) if as_json else print_parts(*show(found))
+
+
+def score(
+    ablation: Annotated[Path, typer.Argument(metavar="ABLATION", help="The ablation.json that ablate left.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The recording of its baseline.")],
+    calibration: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What ling-prof calibrate wrote; default: the GPU's, if known.")
+    ] = None,
+    update: Annotated[bool, typer.Option("--update", help="Write the predictions into ABLATION as well.")] = False,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A Markdown page whose table between the marks is renewed.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predicts every gain from the baseline's recording, and shows it beside the measured one."""
+    from ling_prof import ablation_report
+    from optim import score as scoring
+    from optim.show import score as show
+
+    measured = ablation_report.load(ablation)
+    if page is not None:
+        scoring.check_page(page)
+    found = scoring.score(measured, trace, calibration)
+    if update:
+        ablation_report.save(scoring.filled(measured, found), ablation)
+    if page is not None:
+        scoring.renew(page, found)
+    print_json(found) if as_json else print_parts(*show(found))
 
 
 def _engine(name: str, device: str | None) -> ModuleType:

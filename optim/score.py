@@ -9,11 +9,13 @@ import numpy as np
 import ling_prof
 from ling_prof.ablation_report import Ablation
 from ling_prof.errors import UserError
+from ling_prof.plain_file import check_writable, write_text
 from ling_prof.view import Options, view_of
 from ling_prof.whatif.predict import Predictor, chosen, predictor
 from optim import designs
 
 SCHEMA = "ling-prof.score/1"
+BEGIN, END = "<!-- ling-prof score -->", "<!-- end of the table -->"
 OF_GAIN, OF_STEP = 0.15, 0.02  # an error is small below the larger of these shares
 US = 1e3  # ns
 
@@ -107,3 +109,53 @@ def filled(ablation: Ablation, scored: dict[str, Any]) -> Ablation:
         for row in ablation["attribution"]
     ]
     return {**ablation, "attribution": attribution}  # type: ignore[typeddict-item]
+
+
+def check_page(page: Path) -> None:
+    """Raises UserError for a page that `renew` could not renew."""
+    check_writable(page)
+    _parts(page)
+
+
+def renew(page: Path, scored: dict[str, Any]) -> None:
+    """Puts the table between the two marks of a Markdown page. Raises UserError without them."""
+    before, after = _parts(page)
+    write_text(f"{before}{BEGIN}\n\n{table(scored)}\n{END}{after}", page)
+
+
+def _parts(page: Path) -> tuple[str, str]:
+    try:
+        text = page.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{page} cannot be read ({error}); give a Markdown page.") from None
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise UserError(f"{page}: no line {BEGIN} followed by {END}; put both where the table belongs.")
+    return before, after
+
+
+def table(scored: dict[str, Any]) -> str:
+    """The rows and statistics as Markdown."""
+    lines = [
+        "| pass | by | measured, us | predicted, us | band, us | error, us | inside |",
+        "|---|---|--:|--:|--:|--:|---|",
+    ]
+    for row in [*scored["rows"], *([{"pass": "all on", "method": "", **scored["total"]}] if scored["total"] else [])]:
+        band = f"{row['predicted_low']:.1f} to {row['predicted_high']:.1f}"
+        figures = f"{row['measured_us']:.1f} | {row['predicted_us']:.1f} | {band} | {row['error_us']:+.1f}"
+        lines.append(
+            f"| {row['pass'].replace('+', ' + ')} | {row['method']} | {figures} | {'yes' if row['inside'] else 'no'} |"
+        )
+    count = len(scored["rows"])
+    return "\n".join([*lines, "", *sentences(scored, count)]) + "\n"
+
+
+def sentences(scored: dict[str, Any], count: int) -> list[str]:
+    """What the errors come to, and where the figures come from."""
+    return [
+        f"Median error {scored['median_error_us']:.1f} us, {scored['median_error_pct']:.0f} % of the gain; "
+        f"{scored['small']} of {count} within {OF_GAIN:.0%} of the gain or {OF_STEP:.0%} of the step; "
+        f"{scored['inside']} of {count} inside the band.",
+        f"Measured {scored['date'][:10]} by `{scored['ablation']}`. {scored['basis']}",
+    ]

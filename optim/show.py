@@ -1,4 +1,4 @@
-"""Passes and calibrations as tables for a terminal."""
+"""Passes, calibrations and scores as tables for a terminal."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from rich.text import Text
 
 from ling_prof.render.text import table_of
 from ling_prof.units import show_time
+from optim.score import sentences
 
 
 def passes(rows: list[dict[str, Any]]) -> list[RenderableType]:
@@ -43,3 +44,14 @@ def calibration(table: dict[str, Any]) -> list[RenderableType]:
     host.add_row("weights read", f"{table['read_gb_s']:.0f} GB/s")
     host.add_row("memory copied", f"{table['copy_gb_s']:.0f} GB/s")
     return [launches, host]
+
+
+def score(scored: dict[str, Any]) -> list[RenderableType]:
+    """Predicted beside measured."""
+    columns = ("pass", "by", "measured", "predicted", "at least", "at most", "error", "inside")
+    table = table_of("Predicted beside measured", *columns, left=("pass", "by", "inside"))
+    keys = ("measured_us", "predicted_us", "predicted_low", "predicted_high", "error_us")
+    for row in [*scored["rows"], *([{"pass": "all on", "method": "", **scored["total"]}] if scored["total"] else [])]:
+        times = (show_time(row[key] * 1e3) for key in keys)
+        table.add_row(row["pass"], row["method"], *times, "yes" if row["inside"] else "NO")
+    return [table, *(Text(line) for line in sentences(scored, len(scored["rows"])))]

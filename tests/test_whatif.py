@@ -24,7 +24,7 @@ SIZES = {"empty": 5, "kernel": 10, "gap": 2, "pdl": 3, "early": 8, "gemm": 20, "
 COSTS = Costs(**{name: us * US for name, us in SIZES.items()})
 FILES = sorted([*BUNDLED.glob("*.gz"), *BUNDLED.glob("ladder/*.gz")])
 THEIRS = sorted(SHARED.glob("*.gz")) if SHARED.exists() else []
-MARK = Options(steps="step")
+PAGE = " ".join((BUNDLED.parent / "docs/predictions.md").read_text().split())
 
 
 def steps(launch: int, busy: int, rounds: int = 6, kernels: int = 4, sync: bool = True, gap: int = 3) -> Recording:
@@ -320,6 +320,8 @@ class TestTheirs:
         options = Options(unprofiled_tpot=3_690_000)
         for edit in ("wait=resolve_seq_lens_cpu", "host_run_ahead"):
             found = whatif(ling_prof.load(shared / self.PIN), [edit], options)
+            low, saved, high = (round(found[key] / 1e3) for key in ("low_ns", "saved_ns", "high_ns"))
+            assert f"120 us (predicted {saved}, from {low} to {high})" in PAGE
             assert 50_000 < found["low_ns"] < 120_000 < found["high_ns"] < 250_000
             assert [site["site"].split(" ")[0] for site in found["sites"]] == ["resolve_seq_lens_cpu"]
 
@@ -334,6 +336,8 @@ class TestTheirs:
         found = whatif(ling_prof.load(shared / self.TINY), ["-pdl"], Options(unprofiled_tpot=2_131_000))
         assert -found["high_ns"] < 0.047 * 2_131_000 < -found["low_ns"]
         assert found["saved_ns"] < -40_000
+        most, lost, least = (-found[key] / 21_310 for key in ("low_ns", "saved_ns", "high_ns"))
+        assert f"predicted {lost:.1f} %, from {least:.1f} to {most:.1f})" in PAGE
 
 
 def test_predictors_answer_alike_for_any_order_of_asking():

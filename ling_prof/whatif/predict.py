@@ -114,9 +114,9 @@ class Predictor:
         """What the prediction rests on, in sentences."""
         base = self.bases[0][1]
         if self.step is None:
-            host = "the host is as slow as while profiled, its savings are upper bounds: give --unprofiled-tpot"
+            host = "The host is as slow as while profiled, its savings are upper bounds: give --unprofiled-tpot"
         else:
-            host = f"calibrated to the unprofiled step: the host at {base.pace:.2f} of its recorded time"
+            host = f"Calibrated to the unprofiled step: the host at {base.pace:.2f} of its recorded time"
             host += "" if base.stretch == 1 else f", the device at {base.stretch:.3f}"
         return f"{host}. Costs: {self.costs.source}."
 

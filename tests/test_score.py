@@ -1,0 +1,98 @@
+"""Predictions beside measurements: the committed score, and scores of small made-up ablations."""
+
+import copy
+import json
+
+import pytest
+from conftest import BUNDLED
+from test_cli import cli, refused
+
+from ling_prof import ablation_report
+from ling_prof.errors import UserError
+from optim import score as scoring
+from optim.score import filled, renew, score, table
+
+ROOT = BUNDLED.parent
+RESULT, TRACE, PAGE = (
+    ROOT / name
+    for name in ("docs/results/h200-tiny-ablation.json", "traces/ladder/00-baseline.json.gz", "docs/predictions.md")
+)
+
+
+@pytest.fixture(scope="module")
+def ablation():
+    return ablation_report.load(RESULT)
+
+
+def first(ablation, count: int):
+    """The ablation of its first `count` players in a ladder."""
+    some = copy.deepcopy(ablation)
+    some["design"], some["attribution"] = "ladder", some["attribution"][:count]
+    return some
+
+
+@pytest.fixture(scope="module")
+def scored(ablation):
+    return score(ablation, TRACE)
+
+
+def test_the_committed_predictions_are_what_the_command_says(ablation, scored):
+    assert filled(ablation, scored) == ablation
+    assert table(scored) in PAGE.read_text()
+
+
+def test_they_hold_what_the_project_asks_of_them(scored):
+    """Median error at most 15 % of the gain or 2 % of the step, whichever is larger; 80 % inside their bands."""
+    count = len(scored["rows"])
+    assert count == 16
+    assert scored["median_error_us"] <= 0.02 * 2727.7
+    assert scored["small"] >= count / 2
+    assert scored["inside"] >= 0.8 * count
+    assert abs(scored["replay_error_pct"]) < 3
+    for row in scored["rows"]:
+        assert row["inside"] == (row["predicted_low"] <= row["measured_us"] <= row["predicted_high"])
+        assert row["error_us"] == pytest.approx(row["predicted_us"] - row["measured_us"])
+
+
+def test_every_miss_is_explained(scored):
+    explained = PAGE.read_text().split("## The misses")[1]
+    for row in scored["rows"]:
+        assert row["inside"] or f"`{row['pass']}`" in explained, row["pass"]
+
+
+def test_ladder_gains_add_up_to_the_predicted_total(ablation):
+    found = score(first(ablation, 3), TRACE)
+    assert sum(row["predicted_us"] for row in found["rows"]) == pytest.approx(found["total"]["predicted_us"])
+
+
+def test_without_gains_there_is_nothing_to_score(ablation):
+    nothing = first(ablation, 0)
+    with pytest.raises(UserError, match="holds no gain to score"):
+        score(nothing, TRACE)
+
+
+def test_a_page_is_renewed_between_its_marks(tmp_path, ablation):
+    found, page = score(first(ablation, 1), TRACE), tmp_path / "page.md"
+    page.write_text(f"above\n\n{scoring.BEGIN}\nold\n{scoring.END}\n\nbelow\n")
+    renew(page, found)
+    renew(page, found)
+    text = page.read_text()
+    assert (text.startswith("above\n\n"), text.endswith("\n\nbelow\n"), "old" in text) == (True, True, False)
+    assert text.count("| host_run_ahead | shapley |") == 1
+
+
+@pytest.mark.parametrize("text", ["", "<!-- ling-prof score -->", "<!-- end of the table --><!-- ling-prof score -->"])
+def test_a_page_without_marks_is_refused_before_anything_is_written(tmp_path, text):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    copied = tmp_path / "ablation.json"
+    copied.write_bytes(RESULT.read_bytes())
+    said = refused("score", str(copied), str(TRACE), "--update", "--page", str(page))
+    assert "put both where the table belongs" in said
+    assert (page.read_text(), copied.read_bytes()) == (text, RESULT.read_bytes())
+
+
+def test_the_command_shows_both_and_refuses_what_is_no_ablation(scored):
+    assert json.loads(cli("score", str(RESULT), str(TRACE), "--json").stdout) == scored | {"trace": str(TRACE)}
+    assert "not ling-prof.ablation/1" in refused("score", str(ROOT / "traces/manifest.json"), str(TRACE))
+    assert "README.md" in refused("score", str(RESULT), str(ROOT / "README.md"))
