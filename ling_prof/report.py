@@ -229,7 +229,8 @@ def _ruler(view: View, ledger: pd.DataFrame) -> dict[str, Any]:
     elif gpu > target:
         said += f"; the GPU classes alone ({gpu / 1e6:.3f} ms) exceed it and are scaled by {target / gpu:.3f}"
     elif total < target:
-        said += "; there is no host time to scale"
+        idle = int((rounds[list(HOST_CLASSES)].sum(axis=1) == 0).sum())
+        said += f"; in {idle} of {len(rounds)} rounds there is no host time to scale"
     return {"ruler": said + ".", "calibrated": _spreads(scaled, CLASSES, "calibrated_", total)}
 
 

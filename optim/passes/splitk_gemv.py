@@ -19,4 +19,4 @@ def find(trace) -> pd.DataFrame:
 
 def predict(graph, costs):
     graph = drop(graph, named(graph, "splitKreduce|reduce_1Block"))
-    return shorten(graph, named(graph, role="dense_gemm"), costs.gemm, costs, early=True)
+    return shorten(graph, named(graph, "^(?!.*(gemv|head_argmax))", role="dense_gemm"), costs.gemm, costs, early=True)
