@@ -79,13 +79,21 @@ def test_what_a_trace_cannot_say_is_told(trace, monkeypatch):
 
 
 def test_figures_of_sites(trace):
-    """Two alignment launches in each of 23 layers; one head."""
+    """Two alignment launches in each of 23 layers; one head; 18 KDA layers of five products, 6 MLA layers of seven."""
     align = base.passes()["moe_align_pairs"].find(trace)
     assert align["count"].tolist() == [23, 23]
     assert base.passes()["kda_fused"].find(trace)["count"].tolist() == [18, 18, 18]
     head = base.passes()["bf16_head"].find(trace)
     assert head["count"].sum() == 1
     assert 150_000 < head["time_ns"].sum() < 300_000
+    assert base.passes()["proj_concat"].find(trace)["count"].sum() == 18 * 5 + 6 * 7
+    around = base.passes()["head_argmax"].find(trace)
+    assert around["count"].tolist() == [1, 1, 1]
+    assert sorted(re.search("rms_norm|direct_copy|reduce_kernel", site)[0] for site in around["site"]) == [
+        *("direct_copy", "reduce_kernel", "rms_norm")
+    ]
+    (seam,) = base.passes()["seam_graph"].find(trace).to_dict("records")
+    assert (round(11 * seam["count"]), seam["time_ns"]) == (57, 122_261)  # of 11 steps; 58,515 ns are not the seam's
 
 
 def test_an_unknown_edit_or_column_is_refused(trace, monkeypatch):

@@ -16,7 +16,7 @@ exact = True
 
 
 def find(trace) -> pd.DataFrame:
-    return idle(trace, "to_graph", "host_bound")
+    return idle(trace, "to_graph", "host_bound", layer="seam")
 
 
 def predict(graph, costs):
