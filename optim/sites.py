@@ -15,7 +15,7 @@ from optim.base import COLUMNS
 
 
 def kernels(trace: Trace, edit: str, name: str = "", role: str | None = None, layer: str | None = None) -> pd.DataFrame:
-    """Kernels by patterns of their name and of the kind of their layer, which fits whole ('layer N moe'), and their role.
+    """Kernels by a pattern of their name, their role, and a pattern of all of their layer's kind ('layer N (kda|mla)').
 
     Raises Missing when a layer is asked for and the trace names none.
     """
