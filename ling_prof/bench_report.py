@@ -9,7 +9,6 @@ from msgspec import Meta
 
 from ling_prof import lock, plain_file
 from ling_prof.errors import UserError
-from ling_prof.plain_file import check_writable as check_writable
 
 SCHEMA = "ling-prof.bench/1"
 REMEDY = "measure again with ling-prof bench --output FILE"

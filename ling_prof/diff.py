@@ -39,6 +39,7 @@ from ling_prof.trace import Trace
 from ling_prof.units import show_time
 from ling_prof.view import Options
 
+RESAMPLES = 2000
 Difference = tuple[str, Any, Any]  # what, in A, in B
 
 
@@ -76,7 +77,7 @@ def _warnings(a: Account, b: Account, force: bool) -> list[str]:
     said = [line for side in sides for line in _without_steps(side, force)]
     a_phases, b_phases = (" + ".join(side.phases).replace("step", "decode") for side in sides)  # "step": kind unknown
     meaning: list[Difference] = [("phase", a_phases, b_phases)]
-    others: list[Difference] = [(key, a.lock[key], b.lock[key]) for key in a.lock if key in b.lock]
+    others: list[Difference] = [(key, a.lock.get(key), b.lock.get(key)) for key in {**a.lock, **b.lock}]
     (meaning if a.gpu and b.gpu else others).append(("GPU", a.gpu, b.gpu))
     said += lock.judge(_unlike(meaning), force, names if force else (a.path, b.path))
     said += lock.judge(_unlike(others), True, names)
@@ -102,10 +103,19 @@ def _chance(a: Account, b: Account) -> list[str]:
     """What the spread of the rounds says of the change."""
     if min(len(a.walls), len(b.walls)) < 2:
         return ["a single round does not show how much rounds vary by themselves"]
-    if a.walls.min() > b.walls.max() or b.walls.min() > a.walls.max():
+    low, high = _interval(a.walls.to_numpy(), b.walls.to_numpy())
+    if low > 0 or high < 0:
         return []
-    spans = [f"{show_time(side.walls.min())} to {show_time(side.walls.max())}" for side in (a, b)]
-    return [f"the rounds of A take {spans[0]}, those of B {spans[1]}: they overlap, so the change may be chance"]
+    shown = " to ".join(f"{'+' if ns > 0 else ''}{show_time(ns)}" for ns in (low, high))
+    return [f"by their spread the median of the rounds changes by {shown} (95 %): the change may be chance"]
+
+
+def _interval(a: np.ndarray, b: np.ndarray) -> tuple[int, int]:
+    """Where the difference of the medians lies, b - a, ns: 95 % percentile bootstrap (Efron & Tibshirani, 1993)."""
+    dice = np.random.default_rng(0)
+    medians = [[np.median(dice.choice(side, len(side))) for _ in range(RESAMPLES)] for side in (a, b)]
+    low, high = np.percentile(np.subtract(medians[1], medians[0]), (2.5, 97.5))
+    return round(low), round(high)
 
 
 def _side(side: Account) -> Side:
@@ -198,7 +208,7 @@ def _kernels(a: Account, b: Account) -> Iterator[Kernel]:
 def _keys(side: Account) -> list[list[str]]:
     """What ops are paired by, strictest first: within their own place only, the next step's first op with its like."""
     roles = [name if role == "other" else role for name, role in zip(side.bare_names, side.roles, strict=True)]
-    shapes = {"inside": "{}", "before": "before {}", "after": "after"}
+    shapes = {"inside": "{}", "before": "before {}", "after": "after {}"}
     placed = [shapes[place] for place in side.place]
     return [
         [shape.format(key) for shape, key in zip(placed, keys, strict=True)]
@@ -226,8 +236,14 @@ def _kinds(kernels: list[Kernel]) -> list[Kind]:
     rows: list[Kind] = []
     for kind in KINDS:
         mine = [kernel for kernel in kernels if kernel["kind"] == kind]
-        rows.append({"name": kind, "count": len(mine), **_total(mine)})
+        rows.append({"name": kind, "count": sum(map(_counts, mine)), **_total(mine)})
     return rows
+
+
+def _counts(kernel: Kernel) -> bool:
+    """Whether it starts in the step, and is not the next one's or one before it that still ran."""
+    op = kernel["a"] or kernel["b"]
+    return op is not None and op["place"] == "inside"
 
 
 def _total(kernels: list[Kernel]) -> Change:
@@ -235,9 +251,9 @@ def _total(kernels: list[Kernel]) -> Change:
 
 
 def _edits(kernels: list[Kernel]) -> list[Edit]:
-    """The runs of ops that are not the same on both sides; equal ones together."""
+    """The runs of ops that are not the same on both sides, those outside the step apart; equal ones together."""
     alike: dict[tuple, list[list[Kernel]]] = {}
-    for changed, run in groupby(kernels, lambda kernel: kernel["kind"] != "same"):
+    for (changed, _), run in groupby(kernels, lambda kernel: (kernel["kind"] != "same", _counts(kernel))):
         if changed:
             part = list(run)
             sides = [tuple(op["name"] for kernel in part if (op := kernel[side])) for side in ("a", "b")]
@@ -245,8 +261,12 @@ def _edits(kernels: list[Kernel]) -> list[Edit]:
     rows: list[Edit] = []
     for (removed, added), parts in alike.items():
         total = _total([kernel for part in parts for kernel in part])
-        rows.append({"removed": list(removed), "added": list(added), "count": len(parts), **total})
+        rows.append({"removed": list(removed), "added": list(added), "count": _inside(parts), **total})
     return sorted(rows, key=_size)
+
+
+def _inside(runs: list[list[Kernel]]) -> int:
+    return sum(_counts(run[0]) for run in runs)
 
 
 def _rounds(a: Account, b: Account) -> list[Round]:

@@ -40,14 +40,17 @@ class Work(Change):
 
 
 class Kind(Change):
-    """What became of ops: one of KINDS. Of a pair the ops of both sides count once."""
+    """What became of ops: one of KINDS. count: those inside the step; of a pair the ops of both sides count once."""
 
     name: str
     count: int
 
 
 class Edit(Change):
-    """A run of ops that stands in place of another one, `count` times; either may be empty."""
+    """A run of ops that stands in place of another one, `count` times in the step; either may be empty.
+
+    count 0: only ops outside the step, whose gap or end reaches into it.
+    """
 
     removed: list[str]
     added: list[str]

@@ -19,10 +19,14 @@ Importing one imports neither torch nor triton: `find` works where only traces a
 
 import importlib
 import pkgutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from types import ModuleType
 from typing import Any
+
+import pandas as pd
 
 from ling_prof.ablation_report import COUNTS
 from ling_prof.errors import Missing, UserError
@@ -33,8 +37,9 @@ COLUMNS = {
     "site": "kernel, range or call",
     "count": "per step",
     "time_ns": "per step: what the edit is about, busy or idle",
-    "edit": "what-if transformation: remove_wait, to_graph, chain, fuse, dtype or scale",
+    "edit": "what-if transformation, one of EDITS",
 }
+EDITS = ("remove_wait", "to_graph", "chain", "fuse", "dtype", "scale")
 NEEDED = ("__doc__", "removes", "rung", "lowers", "find", "blocked", "apply", "took_effect")
 SHOWN = (*CLASSES, *ROLES, *COUNTS)  # what `lowers` may name
 
@@ -45,9 +50,24 @@ class NotOn(UserError):
 
 def passes() -> dict[str, ModuleType]:
     """Every pass by name, in the order of the ladder. Raises TypeError for a file that breaks the interface."""
+    return dict(_registry())
+
+
+@cache
+def _registry() -> dict[str, ModuleType]:
     import optim.passes
 
-    found = {info.name: _checked(info.name) for info in pkgutil.iter_modules(optim.passes.__path__)}
+    return _ordered({info.name: _checked(info.name) for info in pkgutil.iter_modules(optim.passes.__path__)})
+
+
+def _ordered(found: dict[str, ModuleType]) -> dict[str, ModuleType]:
+    """By rung, then by name. Raises TypeError where a pass replaces one that is not there, or of a later rung."""
+    for name, module in found.items():
+        for old in getattr(module, "replaces", ()):
+            if old not in found:
+                raise TypeError(f"optim/passes/{name}.py replaces {old}; there are {', '.join(sorted(found))}")
+            if found[old].rung > module.rung:
+                raise TypeError(f"optim/passes/{name}.py replaces {old}, whose rung {found[old].rung} is a later one")
     return dict(sorted(found.items(), key=lambda item: (item[1].rung, item[0])))
 
 
@@ -76,11 +96,21 @@ def found(trace: Any | None) -> list[dict[str, Any]]:
         row = {"pass": name, "exact": module.exact, "removes": module.removes, "sites": None, "cannot_say": None}
         if trace is not None:
             try:
-                row["sites"] = module.find(trace).to_dict("records")
+                row["sites"] = sites(name, trace).to_dict("records")
             except Missing as missing:
                 row["cannot_say"] = str(missing)
         rows.append(row)
     return rows
+
+
+def sites(name: str, trace: Any) -> pd.DataFrame:
+    """What a pass would change in a trace. Raises Missing, and TypeError for other columns or an unknown edit."""
+    found = passes()[name].find(trace)
+    if list(found.columns) != list(COLUMNS):
+        raise TypeError(f"optim/passes/{name}.py finds columns {', '.join(found.columns)}, not {', '.join(COLUMNS)}")
+    if unknown := set(found["edit"]) - set(EDITS):
+        raise TypeError(f"optim/passes/{name}.py edits by {', '.join(sorted(unknown))}, none of {', '.join(EDITS)}")
+    return found
 
 
 def replaced(names: list[str]) -> dict[str, str]:
@@ -142,15 +172,22 @@ def once(engine: Any, name: str, make: Callable[[], Any]) -> Any:
     return engine.made[name]
 
 
-class Counted:
-    """A function that counts its calls: the proof that a decode step comes by."""
+class Exchanged:
+    """A function of the module `source`, and how often each kernel of that module has been launched since it is there.
 
-    def __init__(self, function: Callable[..., Any], source: str):
-        self.function, self.source, self.calls = function, source, 0
+    That is the proof: a function may be called and still leave the work to others. `launched` goes on counting outside.
+    """
+
+    def __init__(self, function: Callable[..., Any], source: str, launched: Counter[str]):
+        self.function, self.source = function, source
+        self._launched, self._before = launched, launched.copy()
 
     def __call__(self, *arguments: Any) -> Any:
-        self.calls += 1
         return self.function(*arguments)
+
+    @property
+    def kernels(self) -> Counter[str]:
+        return self._launched - self._before
 
 
 def needs_triton(engine: Any) -> str:
@@ -167,16 +204,19 @@ def operation(
     """
 
     def apply(engine: Any) -> AbstractContextManager:
+        from optim.kernels.launch import launched
+
         found = importlib.import_module(module)
-        kernel = bind(engine, found) if bind else getattr(found, name)
-        return exchanged(engine.model.decode_ops, **{name: Counted(kernel, module)})
+        function = bind(engine, found) if bind else getattr(found, name)
+        return exchanged(engine.model.decode_ops, **{name: Exchanged(function, module, launched[module])})
 
     def took_effect(engine: Any) -> str:
         used = getattr(engine.model.decode_ops, name)
-        if not isinstance(used, Counted) or used.source != module:
+        if not isinstance(used, Exchanged) or used.source != module:
             raise NotOn(f"{name} is not that of {module}.")
-        if not used.calls:
-            raise NotOn(f"{name} of {module} has no effect: no decode step calls it beside the other passes.")
-        return f"{name} is that of {module}, called {used.calls} times while the step was prepared"
+        if not used.kernels:
+            raise NotOn(f"{name} of {module} has no effect: beside the other passes a decode step launches none of it.")
+        listed = ", ".join(f"{kernel} {times} times" for kernel, times in sorted(used.kernels.items()))
+        return f"{name} is that of {module}, which launched {listed} while the step was prepared"
 
     return needs_triton, apply, took_effect

@@ -66,7 +66,7 @@ def bench(
     if model is None:
         raise UserError("bench needs --model NAME_OR_FOLDER, or compare A B.")
     if output is not None:
-        from ling_prof.bench_report import check_writable
+        from ling_prof.plain_file import check_writable
 
         check_writable(output)
     lengths: dict[str, Any] = {"isl": isl, "osl": osl, "runs": runs, "seed": seed, "temperature": temperature}
@@ -167,7 +167,7 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Records decode steps, times them without the profiler as well, and reports."""
-    from ling_prof.bench_report import check_writable
+    from ling_prof.plain_file import check_writable
 
     chosen: dict[str, Any] = {"dtype": dtype, "device": device, "eager": eager, "passes": passes}
     options = TraceOptions(model=model, isl=isl, steps=steps, recorder=recorder, stacks=stacks, output=output, **chosen)
@@ -199,7 +199,7 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Measures on this GPU what launches, chains of kernels and copies cost: what predictions reckon with."""
-    from ling_prof.bench_report import check_writable
+    from ling_prof.plain_file import check_writable
     from ling_prof.whatif.calibration import save
     from optim.show import calibration as show
 

@@ -14,7 +14,7 @@ from optim.engine.config import LEAST_TEMPERATURE
 
 DTYPES = ("bf16", "fp32")
 PASSES = "names of passes with commas between them, such as a,b"
-DESIGNS = ("factorial", "ladder", "leave-one-out", "sampled")  # as optim.designs has them
+DESIGNS = ("factorial", "ladder", "leave-one-out", "sampled")  # of optim.designs, whose numpy --help does without
 RECORDERS = {"torch": (".json.gz", ".json"), "nsys": (".nsys-rep",)}  # the first is the default
 
 

@@ -15,7 +15,7 @@ from optim.base import COLUMNS
 
 
 def kernels(trace: Trace, edit: str, name: str = "", role: str | None = None, layer: str | None = None) -> pd.DataFrame:
-    """Kernels by a pattern of their name, their role and the kind of their layer ('layer N moe').
+    """Kernels by a pattern of their name, their role, and a pattern of all of their layer's kind ('layer N (kda|mla)').
 
     Raises Missing when a layer is asked for and the trace names none.
     """
@@ -24,18 +24,27 @@ def kernels(trace: Trace, edit: str, name: str = "", role: str | None = None, la
     if role is not None:
         keep &= seen.ops.role == ROLES.index(role)
     if layer is not None:
-        keep &= np.array([layer_kind(n) == layer for n in layers.of_ops(seen)])
+        keep &= _in_layer(seen, layer)
     rows = np.flatnonzero(keep)
     names = [short_name(seen.ops.name(int(i))) for i in rows]
     return _per_step(seen, names, seen.ops.end[rows] - seen.ops.start[rows], edit)
 
 
-def idle(trace: Trace, edit: str, *classes: str) -> pd.DataFrame:
-    """Idle time of these classes, by class."""
+def idle(trace: Trace, edit: str, *classes: str, layer: str | None = None) -> pd.DataFrame:
+    """Idle time of these classes, by class; with a layer only before its ops, as in `kernels`."""
     seen = view(trace)
     pieces, _ = seen.pieces_in(seen.chosen)
     keep = np.isin(pieces.cls, [CLASSES.index(c) for c in classes])
+    if layer is not None:
+        keep &= _in_layer(seen, layer)[pieces.op]
     return _per_step(seen, [CLASSES[c] for c in pieces.cls[keep]], pieces.length[keep], edit)
+
+
+def _in_layer(seen: View, layer: str) -> np.ndarray:
+    """Of each op."""
+    names = layers.of_ops(seen)
+    fits = {name: re.fullmatch(layer, layer_kind(name)) is not None for name in set(names)}
+    return np.array([fits[name] for name in names], bool)
 
 
 def launches(trace: Trace, edit: str) -> pd.DataFrame:

@@ -1,6 +1,7 @@
-"""Prints, as JSON, the order of memory instructions of every chained kernel. Needs no GPU, and no TRITON_INTERPRET.
+"""Prints, as JSON, the order of memory instructions of every launched kernel, or of those named after it.
 
-The engine decodes one step with all kernel passes on; launches are only noted. What was noted is compiled for Hopper.
+Needs no GPU, and no TRITON_INTERPRET. Engines decode a step by each set of passes; launches are only noted. What was
+noted is compiled for Hopper as PDL launches it, once for every set of flags: "norm_gemv_kernel ADD".
 """
 
 import json
@@ -28,19 +29,44 @@ KINDS = {
     r"LDG\S*\.EF": "weight",
     r"LDG": "load",
     r"STG|RED(?!UX)|ATOM": "store",
+    r"BAR\.SYNC": "barrier",
     r"ACQBULK": "wait",
     r"PREEXIT": "release",
 }
-C = replace(
-    NANO, kda_dim=64, hidden=512, kv_lora=64, experts=32, groups=4, moe_intermediate=256, shared_intermediate=256
-)
+SIZES = {"kda_dim": 64, "hidden": 512, "kv_lora": 64, "experts": 32, "groups": 4}
+C = replace(NANO, **SIZES, moe_intermediate=256, shared_intermediate=256, dense_intermediate=512)
 
 
-def noted(notes):
+def launches():
+    """(kernel, arguments, constants) of every launch: without passes, with each alone, and with all."""
+    notes = []
+    note_in_place_of_launch(notes)
+    for c in (C, replace(C, q_lora=None)):
+        engine = Engine(c, weights.random(c, 0, torch.bfloat16, "cpu"), 64, "triton")
+        free = [name for name, module in base.passes().items() if not module.blocked(engine)]
+        for names in ([], *([name] for name in free), free):
+            with base.applied(engine, names):
+                pass
+    return notes
+
+
+def note_in_place_of_launch(notes):
     def note(kernel, grid):
+        launch.note(kernel)
         return lambda *arguments, **constants: notes.append((kernel, arguments, constants))
 
-    return note
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("optim.kernels") and callable(getattr(module, "launch", None)):
+            module.launch = note
+
+
+def variants(notes):
+    """The first launch of each kernel with each set of flags, by 'kernel FLAG FLAG'."""
+    found = {}
+    for kernel, arguments, constants in notes:
+        flags = sorted(name for name, value in constants.items() if value is True)
+        found.setdefault(" ".join([kernel.__name__, *flags]), (kernel, arguments, constants))
+    return found
 
 
 def compiled(kernel, arguments, constants):
@@ -70,19 +96,10 @@ def order(cubin):
     return found
 
 
-def main():
-    notes = []
-    engine = Engine(C, weights.random(C, 0, torch.bfloat16, "cpu"), 64, "triton")
-    names = [name for name, module in base.passes().items() if not module.blocked(engine)]
-    engine.model.prefill = lambda tokens, seen: torch.zeros(C.vocab)
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("optim.kernels") and hasattr(module, "launch"):
-            module.launch = noted(notes) if callable(module.launch) else module.launch
-    with base.applied(engine, names):
-        pass
-    kernels = {kernel.__name__: (kernel, *rest) for kernel, *rest in notes}
-    print(json.dumps({name: order(compiled(*note).asm["cubin"]) for name, note in kernels.items()}))
+def main(only):
+    chosen = {name: note for name, note in variants(launches()).items() if not only or name.split()[0] in only}
+    print(json.dumps({name: order(compiled(*note).asm["cubin"]) for name, note in chosen.items()}))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

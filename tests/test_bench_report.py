@@ -9,8 +9,9 @@ from rich.console import Console
 from test_cli import cli, refused
 from test_lock import LOCK
 
-from ling_prof.bench_report import check_writable, compare, load, save, summarize
+from ling_prof.bench_report import compare, load, save, summarize
 from ling_prof.errors import UserError
+from ling_prof.plain_file import check_writable
 from ling_prof.render import bench as shown
 
 RUNS = [

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,12 @@ from ling_prof.commands import GROUP, join
 from ling_prof.errors import UserError
 
 README = BUNDLED.parent / "README.md"
+
+
+@pytest.fixture(autouse=True)
+def own_app(monkeypatch):
+    """What these tests join stays out of the app that other tests of this process use."""
+    monkeypatch.setattr(command_line, "whole_app", cache(command_line.whole_app.__wrapped__))
 
 
 def points(monkeypatch, **values: str) -> None:
@@ -97,7 +104,6 @@ def test_a_broken_entry_point_is_never_skipped(monkeypatch, value, words):
 def test_the_command_ends_in_one_sentence(monkeypatch, capsys):
     points(monkeypatch, extra="no_such_package:register")
     monkeypatch.setattr(sys, "argv", ["ling-prof", "list"])
-    command_line.whole_app.cache_clear()
     with pytest.raises(SystemExit) as end:
         command_line.main()
     assert end.value.code == 2
@@ -154,7 +160,6 @@ def test_a_wrong_option_ends_in_one_sentence(args, words):
 
 def run(monkeypatch, *args: str) -> None:
     """The command in this process, where engines can be stood in for."""
-    command_line.whole_app.cache_clear()
     monkeypatch.setattr(command_line, "app", app("report"))
     command_line.whole_app()(list(args), standalone_mode=False)
 

@@ -84,7 +84,7 @@ def test_a_step_against_itself_is_all_zero():
     found = compared(twice(STEP), twice(STEP))
     assert found["wall"] == {"name": "wall", "a_ns": 57, "b_ns": 57, "change_ns": 0, "mean": found["wall"]["mean"]}
     assert not any(row["change_ns"] for key in ("classes", "roles", "names", "kernels", "rounds") for row in found[key])
-    assert [(row["name"], row["count"]) for row in found["kinds"] if row["count"]] == [("same", 4)]
+    assert [(row["name"], row["count"]) for row in found["kinds"] if row["count"]] == [("same", 3)]
     assert found["edits"] == []
 
 
@@ -115,6 +115,30 @@ def test_the_gap_before_the_next_step_belongs_to_its_first_kernel():
     assert nonzero(found["classes"]) == {"dependency": 20}
     assert [(row["b"]["place"], row["change_ns"]) for row in found["kernels"]][-1] == ("after", 20)
     assert [(row["a_count"], row["b_count"]) for row in found["names"] if row["change_ns"]] == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"), [("gemv_kernel", "added"), ("rms_norm_fused<2>", "replaced"), ("rms_norm<2>", "renamed")]
+)
+def test_steps_that_begin_with_different_kernels(first, kind):
+    """So the next step begins with another one too, whose gap is the step's: told apart, and counted once."""
+    found = compared(twice([("rms_norm<1>", 5, 10), *STEP[1:]]), twice([(first, 25, 10), *STEP[1:]]))
+    *inside, last = found["kernels"]
+    pair = ["removed", "added"] if kind == "added" else [kind]
+    assert [row["kind"] for row in inside] + [last["kind"]] == [*pair, "same", "same", *pair]
+    counts = {row["name"]: row["count"] for row in found["kinds"] if row["count"]}
+    assert counts == {"same": 2, **dict.fromkeys(pair, 1)}
+    (edit,) = found["edits"]
+    assert (edit["removed"], edit["added"], edit["count"]) == (["rms_norm<1>"], [first], 1)
+    assert edit["change_ns"] == found["wall"]["change_ns"] == 20
+
+
+def test_an_edit_that_only_reaches_into_the_step_is_not_counted():
+    a, b = ([("gemm_64x8", 2, 30), ("silu", 2, 8)], [("rope", 9, 4), ("gemm_64x8", 2, 30), ("silu", 2, 8)])
+    found = compared(loop(a, a), loop(a, b))
+    assert [(row["removed"], row["added"], row["count"], row["change_ns"]) for row in found["edits"]] == [
+        (["gemm_64x8"], ["rope"], 0, 7)
+    ]
 
 
 ROPE = [*STEP[:2], ("rope", 1, 4), STEP[2]]
@@ -246,16 +270,25 @@ def test_a_spread_larger_than_the_change_is_said_so():
     assert any("may be chance" in line for line in diff(loop(*steps), loop(*steps))["warnings"])
     slower = [[("gemm", 5, length)] for length in (130, 140, 130)]
     assert diff(loop(*steps), loop(*slower))["warnings"] == []
+    mixed = [[("gemm", 5, length)] for length in (30, 32, 31, 30, 33, 31, 32, 30, 31)]
+    faster = [[("gemm", 5, length - 6)] for ((_, _, length),) in mixed]
+    faster[3] = [("gemm", 5, 400)]  # one slow round among eight says nothing of the others
+    assert diff(loop(*mixed), loop(*faster))["warnings"] == []
+    assert diff(loop(*mixed), loop(*mixed[::-1]))["warnings"] == [
+        "by their spread the median of the rounds changes by -1 ns to +2 ns (95 %): the change may be chance"
+    ]
     assert "a single round" in diff(twice(STEP), twice(STEP))["warnings"][0]
 
 
 def test_what_recordings_do_not_share_is_flagged():
     a = replace(twice(STEP), lock={"cuda_driver_version": 13000, "rank": 0, "cupti_version": 1})
     b = replace(twice(STEP), lock={"cuda_driver_version": "12080", "rank": 0}, format="nsys")
-    assert diff(a, b)["warnings"][:2] == [
+    assert diff(a, b)["warnings"][:3] == [
         "format differs: kineto in A, nsys in B",
         "cuda_driver_version differs: 13000 in A, 12080 in B",
+        "cupti_version differs: 1 in A, none in B",
     ]
+    assert "cupti_version differs: none in A, 1 in B" in diff(b, a)["warnings"]
     unnamed = replace(b, devices={})
     assert "GPU differs: NVIDIA H200 in A, none in B" in diff(a, unnamed)["warnings"]
 
@@ -299,7 +332,7 @@ def test_recordings_without_steps_are_refused_unless_forced():
 
 @pytest.mark.parametrize("options", [Options(focus="prefill"), Options(skip=9)])
 def test_no_step_that_counts_is_refused_always(options):
-    with pytest.raises(UserError, match=r"^hand-made: no \w+ step to compare \(.+\); record more steps"):
+    with pytest.raises(UserError, match=r"^hand-made: no \w+ step to look at \(.+\); record more steps"):
         diff(twice(STEP), twice(STEP), options=(Options(), options), force=True)
 
 
@@ -418,7 +451,7 @@ def test_other_recordings_add_up_both_ways(shared, a, b):
 
 def test_two_profilers_recorded_the_same_kernels():
     found = compared(*(load(path) for path in QWEN))
-    assert [(row["name"], row["count"]) for row in found["kinds"] if row["count"]] == [("same", 820)]
+    assert [(row["name"], row["count"]) for row in found["kinds"] if row["count"]] == [("same", 819)]
     assert all(row["a_count"] == row["b_count"] for row in found["names"])
     assert found["warnings"][0] == "format differs: kineto in A, nsys in B"
 
@@ -433,12 +466,12 @@ def long_step(layer: list[str], layers: int) -> Trace:
     return twice([(name, 1, 2) for name in layer * layers])
 
 
-def test_fifty_thousand_kernels_take_a_few_seconds():
+def test_fifty_thousand_kernels_are_not_compared_each_with_each():
     layer = [f"gemm_kernel_{letter}" for letter in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX"]
     a, b = long_step(layer, 1000), long_step([*layer[:20], "fused_norm", *layer[23:]], 1000)
-    begun = time.perf_counter()
+    begun = time.process_time()  # not what others do on these cores
     found = diff(a, b)
-    assert time.perf_counter() - begun < 20
+    assert time.process_time() - begun < 60  # comparing each with each, 2.4 billion pairs, takes minutes
     check(found)
     assert found["a"]["step"]["ops"] == 50_000
     assert [(row["count"], len(row["removed"]), len(row["added"])) for row in found["edits"]] == [(1000, 3, 1)]
@@ -486,7 +519,7 @@ def test_the_time_per_token_is_shown_where_a_step_commits_several():
         ((DEMO, DEMO, "--accept-length", "1,nan"), "--accept-length takes"),
         ((DEMO, DEMO, "--device", "7"), f"{DEMO}: no activity on device 7"),
         ((DEMO, DEMO, "--steps", "no such range"), f"{DEMO}: "),
-        ((DEMO, DEMO, "--skip", "99"), f"{DEMO}: no decode step to compare"),
+        ((DEMO, DEMO, "--skip", "99"), f"{DEMO}: no decode step to look at"),
         ((DEMO, DEMO, "--focus", "training"), "prefill"),
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else "",

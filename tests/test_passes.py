@@ -6,7 +6,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -18,13 +18,17 @@ from conftest import BUNDLED  # noqa: E402
 from ling_prof import UserError, load  # noqa: E402
 from ling_prof.errors import Missing  # noqa: E402
 from optim import base  # noqa: E402
-from optim.engine import weights  # noqa: E402
+from optim.engine import compose, weights  # noqa: E402
 from optim.engine.config import NANO, TINY  # noqa: E402
 from optim.engine.generate import Engine  # noqa: E402
+from optim.engine.graph import Edge  # noqa: E402
 from optim.engine.sample import Sampling  # noqa: E402
+from optim.kernels import launch, tiles  # noqa: E402
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
+SPLIT = "mla_split 2x32" if GPU else "mla_split 2x32 float32"
+LAUNCHES = r"(\w+_kernel [1-9]\d* times(, )?)+"
 KERNELS = [
     *("moe_align_pairs", "swiglu_epilogue", "kda_fused", "splitk_gemv", "moe_direct"),
     *("norm_fuse", "kda_out", "moe_fuse", "mla_fuse"),
@@ -48,8 +52,7 @@ def trace():
 
 @pytest.mark.parametrize("name", base.passes())
 def test_finds_its_sites_in_a_recording(name, trace):
-    found = base.passes()[name].find(trace)
-    assert list(found.columns) == list(base.COLUMNS)
+    found = base.sites(name, trace)
     assert len(found) >= (name != "cuda_graph")
     assert (found["time_ns"] > 0).all()
 
@@ -76,13 +79,49 @@ def test_what_a_trace_cannot_say_is_told(trace, monkeypatch):
 
 
 def test_figures_of_sites(trace):
-    """Two alignment launches in each of 23 layers; one head."""
+    """Two alignment launches in each of 23 layers; one head; 18 KDA layers of five products, 6 MLA layers of seven."""
     align = base.passes()["moe_align_pairs"].find(trace)
     assert align["count"].tolist() == [23, 23]
     assert base.passes()["kda_fused"].find(trace)["count"].tolist() == [18, 18, 18]
     head = base.passes()["bf16_head"].find(trace)
     assert head["count"].sum() == 1
     assert 150_000 < head["time_ns"].sum() < 300_000
+    assert base.passes()["proj_concat"].find(trace)["count"].sum() == 18 * 5 + 6 * 7
+    around = base.passes()["head_argmax"].find(trace)
+    assert around["count"].tolist() == [1, 1, 1]
+    assert sorted(re.search("rms_norm|direct_copy|reduce_kernel", site)[0] for site in around["site"]) == [
+        *("direct_copy", "reduce_kernel", "rms_norm")
+    ]
+    (seam,) = base.passes()["seam_graph"].find(trace).to_dict("records")
+    assert (round(11 * seam["count"]), seam["time_ns"]) == (57, 122_261)  # of 11 steps; 58,515 ns are not the seam's
+
+
+def test_an_unknown_edit_or_column_is_refused(trace, monkeypatch):
+    right = base.passes()["kda_fused"].find(trace)
+    for wrong, words in ((right.assign(edit="fus"), "edits by fus"), (right.assign(cost=0), "cost")):
+        monkeypatch.setattr(base.passes()["kda_fused"], "find", lambda _, wrong=wrong: wrong)
+        with pytest.raises(TypeError, match=f"optim/passes/kda_fused.py .*{words}"):
+            base.sites("kda_fused", trace)
+
+
+@pytest.mark.parametrize(
+    ("replaces", "words"),
+    [("odl", "new.py replaces odl; there are later, new, old"), ("later", "new.py replaces later, whose rung 9 is")],
+)
+def test_a_pass_replaces_only_what_is_there_and_not_later(replaces, words):
+    rungs = {"later": 9, "new": 5, "old": 3}
+    there = {name: SimpleNamespace(rung=rung, replaces=("old",) * (rung > 3)) for name, rung in rungs.items()}
+    assert list(base._ordered(there)) == ["old", "new", "later"]
+    there["new"].replaces = ("old", replaces)
+    with pytest.raises(TypeError, match=words):
+        base._ordered(there)
+
+
+def test_the_passes_are_looked_up_once(monkeypatch):
+    there = base.passes()
+    monkeypatch.setattr(base.pkgutil, "iter_modules", None)
+    base.passes().clear()
+    assert base.passes() == there
 
 
 def test_an_unknown_pass_is_named_with_those_there_are():
@@ -186,18 +225,50 @@ def fast_engine():
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_an_exchanged_kernel_is_proved_by_its_calls(fast_engine, name):
+def test_an_exchanged_kernel_is_proved_by_its_launches(fast_engine, name, monkeypatch):
+    monkeypatch.setattr(tiles, "asked", {})
     with base.applied(fast_engine, [name]) as proofs:
-        assert re.search(r"is that of optim\.kernels\.\w+\.\w+, called [1-9]\d* times", proofs[name])
+        assert re.search(rf"is that of optim\.kernels\.\w+\.\w+, which launched {LAUNCHES} while", proofs[name])
         assert fast_engine.passes[-1] == name
+    assert GPU or all(key.endswith(" float32") for key in tiles.asked)  # none of those tuned for bf16
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("norm_fuse", "linear.normed.norm_linears"), ("moe_fuse", "moe.fused.moe"), ("head_argmax", "linear.head.head")],
+)
+def test_a_function_that_leaves_the_work_to_others_proves_nothing(fast_engine, name, where, monkeypatch):
+    plain = getattr(compose, where.rpartition(".")[2])
+    monkeypatch.setattr(f"optim.kernels.{where}", lambda *of, token=None: plain(*of))
+    with pytest.raises(base.NotOn, match="a decode step launches none of it"), base.applied(fast_engine, [name]):
+        pass
+
+
+@pytest.mark.parametrize("full", ["", "two_kernel to one_kernel"])
+def test_every_edge_between_chained_kernels_must_be_programmatic(full, monkeypatch):
+    """Those to and from other kernels count for nothing."""
+    monkeypatch.setattr(launch, "launched", {"a": {"one_kernel": 1}, "b": {"two_kernel": 1}})
+    edges = [Edge("cublas", "one_kernel", True), Edge("one_kernel", "two_kernel", True), Edge("two_kernel", "", False)]
+    edges += [Edge("two_kernel", "one_kernel", not full), Edge("one_kernel", "cublas", False)]
+    engine = SimpleNamespace(captured=True, graph_edges=lambda: edges)
+    took_effect = base.passes()["pdl"].took_effect
+    if full:
+        with pytest.raises(base.NotOn, match=f"1 of 2 edges are full, such as {full}"):
+            took_effect(engine)
+        return
+    assert took_effect(engine) == (
+        "3 of 5 edges of the captured graph are programmatic, all 2 between two chained kernels among them"
+    )
+    monkeypatch.setattr(launch, "launched", {})
+    with pytest.raises(base.NotOn, match="none of 5 edges"):
+        took_effect(engine)
 
 
 def test_all_kernels_together_decode_the_same(fast_engine, monkeypatch):
     """Whatever is not blocked here, at once: each shows its effect or names the pass that took its place."""
-    from optim.kernels import tiles
-
     monkeypatch.setattr(fast_engine.model, "prefill", lambda tokens, seen: fast_engine.w.head.sum(1))
-    monkeypatch.setitem(tiles.trial, "mla_split 2x32", {"S": 4, "BT": 32, "num_warps": 4})  # the interpreter is slow
+    monkeypatch.setitem(tiles.trial, SPLIT, {"S": 4, "BT": 32, "num_warps": 4})  # the interpreter is slow
+    monkeypatch.setattr(tiles, "asked", {})
     names = [name for name, module in base.passes().items() if not module.blocked(fast_engine)]
     assert {"seam_fuse", "head_argmax", "moe_fuse", "mla_fuse", "kda_out", "norm_fuse"} <= set(names)
     plain = list(fast_engine.stream([1, 2, 3], 3))
@@ -208,6 +279,7 @@ def test_all_kernels_together_decode_the_same(fast_engine, monkeypatch):
         assert list(fast_engine.stream([1, 2, 3], 3)) == found
     if not GPU:  # fp32: rounding decides nothing
         assert found == plain
+        assert all(key.endswith(" float32") for key in tiles.asked)  # none of those tuned for bf16
     assert list(fast_engine.stream([1, 2, 3], 3)) == plain
 
 
@@ -217,7 +289,7 @@ def test_a_pass_that_another_replaces_is_left_out(fast_engine, idle):
     with base.applied(fast_engine, [idle, "moe_direct"]) as proofs:
         assert proofs[idle] == "idle: moe_direct takes its place"
         assert fast_engine.passes[-1:] == ("moe_direct",)
-        assert not isinstance(fast_engine.model.decode_ops.moe_align, base.Counted)
+        assert not isinstance(fast_engine.model.decode_ops.moe_align, base.Exchanged)
 
 
 def test_a_pass_without_effect_is_told(engine):

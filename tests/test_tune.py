@@ -20,7 +20,9 @@ def searched(monkeypatch, us):
     monkeypatch.setattr(tiles, "trial", {})
     monkeypatch.setattr(tiles, "asked", {})
     monkeypatch.setattr(tiles, "table", lambda: {tiles.gpu(): {"gemv 8x8": {"R": 2}}})
-    monkeypatch.setattr(tune, "replay_us", lambda engine, saved: us[tiles.tile("gemv", (8, 8), CHOICES)["R"]])
+    monkeypatch.setattr(
+        tune, "replay_us", lambda engine, saved: us[tiles.tile("gemv", (8, 8), CHOICES, torch.bfloat16)["R"]]
+    )
     return tune.search(SimpleNamespace(save=lambda: None), say=lambda line: None)
 
 

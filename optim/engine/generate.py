@@ -17,7 +17,7 @@ from ling_prof.errors import UserError
 from optim import kernels
 from optim.engine.cache import Cache, Metadata
 from optim.engine.config import Config
-from optim.engine.graph import Graph
+from optim.engine.graph import Edge, Graph
 from optim.engine.marks import mark
 from optim.engine.model import Model
 from optim.engine.sample import GREEDY, Sampling, sample
@@ -119,8 +119,8 @@ class Engine:
     def captured(self) -> bool:
         return isinstance(self._run, Graph)
 
-    def graph_edges(self) -> tuple[int, int]:
-        """Edges of the captured forward pass: all, and those of programmatic dependent launches."""
+    def graph_edges(self) -> list[Edge]:
+        """Edges of the captured forward pass."""
         assert isinstance(self._run, Graph)
         return self._run.edges()
 

@@ -2,9 +2,11 @@
 
 import ctypes
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
+KERNEL = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 PROGRAMMATIC = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 WARM_UP = 2  # runs before capture: compilation, handles and workspaces come into being there
 
@@ -20,9 +22,35 @@ class EdgeData(ctypes.Structure):
     ]
 
 
+class KernelParams(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2 of the CUDA driver."""
+
+    _fields_ = [
+        ("func", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("arguments", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kern", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    ]
+
+
+class Edge(NamedTuple):
+    """Two nodes of a graph, one after the other: the names of their kernels, '' for a node that is no kernel.
+
+    programmatic: the second may begin while the first still runs.
+    """
+
+    before: str
+    after: str
+    programmatic: bool
+
+
 def _done(status: int) -> None:
     if status:
-        raise RuntimeError(f"cuGraphGetEdges_v2 failed with CUDA error {status}")
+        raise RuntimeError(f"the CUDA driver cannot say what a graph holds: error {status}")
 
 
 class Graph:
@@ -47,16 +75,32 @@ class Graph:
         self.graph.instantiate()
         self.graph.replay()
 
-    def edges(self) -> tuple[int, int]:
-        """How many edges the graph has, and how many are programmatic (cuGraphGetEdges_v2)."""
+    def edges(self) -> list[Edge]:
+        """Every edge of the graph (cuGraphGetEdges_v2)."""
         count = ctypes.c_size_t()
         graph = ctypes.c_void_p(self.graph.raw_cuda_graph())
         driver = ctypes.CDLL("libcuda.so.1")
         _done(driver.cuGraphGetEdges_v2(graph, None, None, None, ctypes.byref(count)))
         nodes, data = (ctypes.c_void_p * count.value * 2)(), (EdgeData * count.value)()
         _done(driver.cuGraphGetEdges_v2(graph, nodes[0], nodes[1], data, ctypes.byref(count)))
-        return count.value, sum(edge.type == PROGRAMMATIC for edge in data)
+        names = {node: _kernel_of(driver, ctypes.c_void_p(node)) for node in {*nodes[0], *nodes[1]}}
+        rows = zip(*nodes, data, strict=True)
+        return [Edge(names[before], names[after], edge.type == PROGRAMMATIC) for before, after, edge in rows]
 
     def __call__(self, *_: object) -> None:
         """Arguments change nothing: a graph reads only its tensors."""
         self.graph.replay()
+
+
+def _kernel_of(driver: Any, node: ctypes.c_void_p) -> str:
+    """The name of a node's kernel; '' for a node that is none, or whose name the driver does not know."""
+    kind, params, name = ctypes.c_int(), KernelParams(), ctypes.c_char_p()
+    _done(driver.cuGraphNodeGetType(node, ctypes.byref(kind)))
+    if kind.value != KERNEL:
+        return ""
+    _done(driver.cuGraphKernelNodeGetParams_v2(node, ctypes.byref(params)))
+    if params.func:
+        driver.cuFuncGetName(ctypes.byref(name), ctypes.c_void_p(params.func))
+    else:
+        driver.cuKernelGetName(ctypes.byref(name), ctypes.c_void_p(params.kern))
+    return (name.value or b"").decode()

@@ -7,6 +7,7 @@ written two launches ago or earlier (a state, metadata, the router's choice) pas
 Nothing may be written, and nothing of the kernel just before be read.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,13 +18,25 @@ import triton.language as tl
 WAITS, SLEEPS, HASTY = 1, 2, 3
 chained = 0  # the pass `pdl` sets it to WAITS
 
+launched: defaultdict[str, Counter[str]] = defaultdict(Counter)  # module -> kernel -> launches so far, not replays
+
 # The other two are for tests: a kernel then sleeps between letting the next begin and its own work, so that whoever
 # does not wait for it reads what was there before. HASTY leaves the wait out, which must show.
 
 
 def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     """`launch(kernel, grid)(...)` is `kernel[grid](...)`, chained or not. The kernel calls chain(PDL) on every path."""
+    note(kernel)
     return partial(kernel[grid], PDL=chained, **({"launch_pdl": True} if chained else {}))
+
+
+def note(kernel: Any) -> None:
+    launched[kernel.fn.__module__][kernel.fn.__name__] += 1
+
+
+def names() -> set[str]:
+    """Every kernel launched so far."""
+    return {name for kernels in launched.values() for name in kernels}
 
 
 @triton.jit

@@ -17,10 +17,13 @@ trial: dict[str, Tile] = {}  # what a search tries now, in place of the table
 asked: dict[str, Sequence[Tile]] = {}  # every key so far and its choices
 
 
-def tile(kernel: str, shape: tuple[int, ...], choices: Sequence[Tile], dtype: torch.dtype = torch.bfloat16) -> Tile:
-    """The constants to launch `kernel` with for weights of this shape; one of `choices`, or what the table says."""
-    wide = "" if dtype == torch.bfloat16 else f" {str(dtype).removeprefix('torch.')}"
-    key = f"{kernel} {'x'.join(map(str, shape))}{wide}"
+def tile(kernel: str, shape: tuple[int, ...], choices: Sequence[Tile], dtype: torch.dtype, *more: torch.dtype) -> Tile:
+    """The constants to launch `kernel` with for weights of this shape; one of `choices`, or what the table says.
+
+    dtype: of what it reads most, `more` of what else it reads. A key leaves out bf16.
+    """
+    wide = [str(one).removeprefix("torch.") for one in (dtype, *more) if one != torch.bfloat16]
+    key = " ".join([kernel, "x".join(map(str, shape)), *wide])
     asked[key] = choices
     return trial.get(key) or table().get(gpu(), {}).get(key) or choices[0]
 

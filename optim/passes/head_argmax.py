@@ -18,7 +18,7 @@ blocked, apply, took_effect = operation(
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", name="reduce_kernel|direct_copy|rms_norm", layer="sample")
+    return kernels(trace, "fuse", name="reduce_kernel|direct_copy|rms_norm", layer="head|sample")
 
 
 def predict(graph, costs):

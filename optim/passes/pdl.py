@@ -43,9 +43,17 @@ def apply(engine) -> Iterator[None]:
 
 
 def took_effect(engine) -> str:
+    """Other kernels lie between ours, but where two of ours follow each other the edge must be programmatic."""
+    from optim.kernels.launch import names
+
     if not engine.captured:
         raise NotOn("the forward pass is not captured, so its edges cannot be counted.")
-    edges, programmatic = engine.graph_edges()
-    if not programmatic:
-        raise NotOn(f"none of {edges} edges of the captured graph is programmatic.")
-    return f"{programmatic} of {edges} edges of the captured graph are programmatic"
+    edges, ours = engine.graph_edges(), names()
+    own = [edge for edge in edges if edge.before in ours and edge.after in ours]
+    if full := [edge for edge in own if not edge.programmatic]:
+        raise NotOn(f"{len(full)} of {len(own)} edges are full, such as {full[0].before} to {full[0].after}.")
+    if not own:
+        raise NotOn(f"none of {len(edges)} edges of the captured graph lies between two chained kernels.")
+    programmatic = sum(edge.programmatic for edge in edges)
+    said = f"all {len(own)} between two chained kernels"
+    return f"{programmatic} of {len(edges)} edges of the captured graph are programmatic, {said} among them"

@@ -16,7 +16,7 @@ exact = True
 
 
 def find(trace) -> pd.DataFrame:
-    return idle(trace, "to_graph", "host_bound")
+    return idle(trace, "to_graph", "host_bound", layer="seam")
 
 
 def predict(graph, costs):
@@ -41,4 +41,4 @@ def took_effect(engine) -> str:
 
     if not isinstance(engine.seam, Graph):
         raise NotOn("the seam is refilled eagerly.")
-    return f"the seam is a captured CUDA graph of {engine.seam.edges()[0]} edges"
+    return f"the seam is a captured CUDA graph of {len(engine.seam.edges())} edges"

@@ -45,6 +45,7 @@ def seam_embed_kernel(
         tl.store(page + at, tl.load(slots + at, at < capacity, 0), at < capacity)
     if tl.program_id(0) == 0:
         now = tl.load(seen)
+        tl.debug_barrier()  # every warp has read it before one writes it
         tl.store(seen, now + 1)
         if live:
             tl.store(position, now)

@@ -23,14 +23,23 @@ VALUES = (32, 16, 8, 64, 128)  # channels a program; any of them gives the same 
 
 
 def kda_core(qkv, f, b, w, ring, state, meta, bound, ops) -> torch.Tensor:
+    """As in compose: qkv (1, 3 h d), f (1, h d), b (1, h) -> (1, h d).
+
+    Updates ring (rows, 3 h d, width) and state (rows, h, d, d) fp32 in row meta.row. w: conv (3 h d, width), a_log (h),
+    dt_bias (h d), fp32. bound: of the log decay, None for none.
+    """
     return step(qkv, f, None, b, w, ring, state, meta, bound)[0]
 
 
 def kda(qkv, f, g, b, w, ring, state, meta, c, ops) -> torch.Tensor:
+    """As in compose: kda_core's inputs, and the output gate g (1, h d) -> (1, hidden).
+
+    w: also o_norm (d), o (hidden, h d).
+    """
     o, squares = step(qkv, f, g, b, w, ring, state, meta, c.gate_bound)
     n, depth = w.o.shape
     out = torch.empty(1, n, dtype=o.dtype, device=o.device)
-    chosen = tile("kda_out", (n, depth), tiles(n))
+    chosen = tile("kda_out", (n, depth), tiles(n), w.o.dtype)
     launch(kda_out_kernel, (programs(n, chosen),))(
         o, squares, w.o, out, n, c.eps, depth, D=c.kda_dim, T=squares.shape[1], **shape(chosen)
     )
@@ -42,7 +51,7 @@ def step(qkv, f, g, b, w, ring, state, meta, bound) -> tuple[torch.Tensor, torch
     heads, d = state.shape[1], state.shape[3]
     out = torch.empty_like(f)
     sizes = [{"BV": values} for values in VALUES if values <= d]
-    chosen = tile("kda_step_fused" if g is None else "kda_step_gated", (heads, d), sizes)
+    chosen = tile("kda_step_fused" if g is None else "kda_step_gated", (heads, d), sizes, f.dtype)
     squares = torch.empty(heads, d // chosen["BV"], dtype=torch.float32, device=f.device)
     launch(kda_step_fused_kernel, (heads, d // chosen["BV"]))(
         *(qkv, f, b, w.conv, w.a_log, w.dt_bias, ring, state, meta.row, meta.position, out),

@@ -16,7 +16,10 @@ FOUND = 8192  # bests a turn
 
 
 def head(x, residual, weight, matrix, eps, ops, token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As in compose; writes the likeliest token into `token` (1) int64 and gives it back."""
+    """As in compose: x, residual (T, K), weight (K), matrix (vocab, K) -> logits (T, vocab) fp32, and `token`.
+
+    Of one token the likeliest next is written into `token` (1) int64; otherwise None is given in its place.
+    """
     if len(x) > 1 or residual is None:
         return compose.head(x, residual, weight, matrix, eps, ops)
     n, depth = matrix.shape

@@ -14,7 +14,10 @@ __all__ = ["norm_linears"]
 
 
 def norm_linears(x, residual, weight, matrices, eps, ops):
-    """As in compose; matrices that lie one behind the other are read in one launch."""
+    """As in compose: x, residual (T, K), weight (K), matrices (N, K) -> ((T, N) each, the sum (T, K)).
+
+    The kernel is for T = 1; matrices that lie one behind the other are read in one launch.
+    """
     if len(x) > 1:
         return compose.norm_linears(x, residual, weight, matrices, eps, ops)
     whole = joined(matrices)

@@ -29,6 +29,12 @@ HEADS = 16  # the rows of one matrix product
 
 
 def mla_core(q, kv, gate, w, latent, table, meta, c, ops) -> torch.Tensor:
+    """As in mla: q (1, q_lora), or (1, h (nope + rope)) without a low rank, kv (1, lora + rope), gate [(1, h)] or []
+    -> (1, h v).
+
+    Stores the key in latent (slots, lora + rope). w: kv_norm (lora), kv_b (h (nope + v), lora), and of a low rank
+    q_norm (q_lora), q_absorbed as `absorbed` makes it. table (positions, rope) fp32.
+    """
     q_latent, q_rope = query(q, kv, w, latent, table, meta, c)
     o = join(*split(q_latent, q_rope, latent, table, meta, c), meta)
     return values_of(o, gate, w, c)
@@ -48,7 +54,7 @@ def query(q, kv, w, latent, table, meta, c) -> tuple[torch.Tensor, torch.Tensor]
     norm, matrix = (w.kv_norm, w.kv_b) if full else (w.q_norm, w.q_absorbed)  # n = 0 reads neither
     n, depth = (0, 1) if full else matrix.shape
     out = torch.empty(1, c.heads * (c.kv_lora + c.rope), dtype=q.dtype, device=q.device)
-    chosen = tile("mla_query", (n, depth), tiles(n))
+    chosen = tile("mla_query", (n, depth), tiles(n), matrix.dtype)
     launch(mla_query_kernel, (programs(n, chosen) + 1,))(
         *(q, kv, norm, matrix, out, w.kv_norm, latent, table),
         *(meta.position, meta.slot, n, c.eps, depth),
@@ -67,7 +73,7 @@ def query(q, kv, w, latent, table, meta, c) -> tuple[torch.Tensor, torch.Tensor]
 def absorb(q, w, c) -> tuple[torch.Tensor, torch.Tensor]:
     """q (1, h (nope + rope)) -> q_latent (h, lora), q_rope (h, rope)."""
     q_latent = torch.empty(c.heads, c.kv_lora, dtype=q.dtype, device=q.device)
-    chosen = tile("mla_absorb", (c.heads, c.nope, c.kv_lora), ABSORB)
+    chosen = tile("mla_absorb", (c.heads, c.nope, c.kv_lora), ABSORB, w.kv_b.dtype)
     columns = min(chosen["BL"], c.kv_lora)
     launch(mla_absorb_kernel, (c.heads, c.kv_lora // columns))(
         *(q, w.kv_b, q_latent, c.nope, c.nope + c.rope, c.nope + c.v_dim),
@@ -81,7 +87,7 @@ def absorb(q, w, c) -> tuple[torch.Tensor, torch.Tensor]:
 
 def split(q_latent, q_rope, latent, table, meta, c) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """-> means (S, h, lora), tops and weights (S, h) fp32 of every split, and tokens a turn."""
-    chosen = tile("mla_split", (c.heads, c.kv_lora), SPLIT)
+    chosen = tile("mla_split", (c.heads, c.kv_lora), SPLIT, latent.dtype)
     parts = torch.empty(chosen["S"], c.heads, c.kv_lora, dtype=latent.dtype, device=latent.device)
     tops = torch.empty(chosen["S"], c.heads, dtype=torch.float32, device=latent.device)
     weights = torch.empty_like(tops)
@@ -101,7 +107,7 @@ def join(parts, tops, weights, tokens: int, meta) -> torch.Tensor:
     """The splits, `tokens` of the context a turn -> (h, lora) fp32."""
     s, heads, lora = parts.shape
     out = torch.empty(heads, lora, dtype=torch.float32, device=parts.device)
-    chosen = tile("mla_join", (heads, lora, s), JOIN)
+    chosen = tile("mla_join", (heads, lora, s), JOIN, parts.dtype)
     columns = min(chosen["BL"], lora)
     launch(mla_join_kernel, (heads, lora // columns))(
         *(parts, tops, weights, meta.length, out, heads, lora),
@@ -116,7 +122,7 @@ def join(parts, tops, weights, tokens: int, meta) -> torch.Tensor:
 def values_of(o, gate, w, c) -> torch.Tensor:
     """o (h, lora) -> (1, h v)."""
     out = torch.empty(1, c.heads * c.v_dim, dtype=w.kv_b.dtype, device=o.device)
-    chosen = tile("mla_values", (c.heads, c.v_dim, c.kv_lora), VALUES)
+    chosen = tile("mla_values", (c.heads, c.v_dim, c.kv_lora), VALUES, w.kv_b.dtype)
     launch(mla_values_kernel, (c.heads, programs(c.v_dim, chosen)))(
         *(o, w.kv_b, gate[0] if gate else out, out, c.nope, c.v_dim),
         LORA=c.kv_lora,

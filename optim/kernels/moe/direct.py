@@ -23,11 +23,15 @@ DOWN = [*({"R": 1, "num_warps": warps} for warps in (4, 2, 8, 1)), *TIGHT]
 
 
 def experts(x, w, weights, chosen, shared, limit, ops) -> torch.Tensor:
+    """As in compose: x (T, hidden), weights and chosen (T, k), shared (T, I) -> (T, hidden); the kernels for T = 1.
+
+    w: w13 (E, 2 I, hidden), w2 (E, hidden, I), shared_down (hidden, I of the shared expert).
+    """
     if len(x) > 1:
         return compose.experts(x, w, weights, chosen, shared, limit, ops)
     k, (half, hidden) = chosen.shape[1], (w.w13.shape[1] // 2, w.w13.shape[2])
     active = torch.empty(k, half, dtype=x.dtype, device=x.device)
-    sizes = tile("experts_up_direct", (half, hidden), UP)
+    sizes = tile("experts_up_direct", (half, hidden), UP, w.w13.dtype)
     launch(experts_up_direct_kernel, (programs(half, sizes), k))(
         *(x, w.w13, chosen, active, half, limit or 0.0, hidden),
         LIMITED=limit is not None,
@@ -35,7 +39,7 @@ def experts(x, w, weights, chosen, shared, limit, ops) -> torch.Tensor:
         **shape(sizes),
     )
     out = torch.empty_like(x)
-    sizes = tile("experts_down_direct", (hidden, half), DOWN)
+    sizes = tile("experts_down_direct", (hidden, half), DOWN, w.w2.dtype)
     launch(experts_down_direct_kernel, (programs(hidden, sizes),))(
         *(active, w.w2, chosen, weights, shared, w.shared_down, out, hidden, half, shared.shape[1]),
         K=k,

@@ -20,6 +20,7 @@ def experts_up(
     limit: float | None,
     ops,
 ) -> torch.Tensor:
+    """As in compose: x (rows, hidden), weight (E, 2 I, hidden), moe_align's order -> (rows * share, I)."""
     half, depth = weight.shape[1] // 2, weight.shape[2]
     out = torch.empty(len(x) * share, half, dtype=x.dtype, device=x.device)
     block = len(pairs) // len(of_block)

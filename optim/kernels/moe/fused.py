@@ -28,6 +28,11 @@ FRONT = [{"R": rows, "num_warps": warps} for rows, warps in ((1, 4), (1, 2), (1,
 
 
 def moe(x, residual, w, c, limits, ops):
+    """As in compose: x, residual (T, hidden) -> (branch, the sum), (T, hidden) each; the kernels for T = 1.
+
+    w: mlp_norm (hidden), router (E, hidden), bias (E), shared_gate_up (2 I, hidden), shared_down (hidden, I), and w13
+    (E, 2 J, hidden), w2 (E, hidden, J) of the routed experts. limits: of SwiGLU (shared, routed), None for none.
+    """
     if len(x) > 1 or residual is None:
         return compose.moe(x, residual, w, c, limits, ops)
     normed, total, logits, shared = front(x, residual, w, c, limits[0])
@@ -42,7 +47,7 @@ def front(x, residual, w, c, limit) -> tuple[torch.Tensor, ...]:
     normed, total = torch.empty_like(x), torch.empty_like(x)
     logits = torch.empty(experts, dtype=torch.float32, device=x.device)
     shared = torch.empty(1, width, dtype=x.dtype, device=x.device)
-    chosen = tile("moe_front", (experts, width, depth), FRONT, w.router.dtype)
+    chosen = tile("moe_front", (experts, width, depth), FRONT, w.router.dtype, w.shared_gate_up.dtype)
     launch(moe_front_kernel, (programs(max(experts, width), chosen),))(
         *(x, residual, w.mlp_norm, w.router, w.shared_gate_up, normed, total, logits, shared),
         *(experts, width, c.eps, limit or 0.0, depth),
@@ -57,7 +62,7 @@ def up(x, logits, w, limit, routing) -> torch.Tensor:
     """-> the activations of the experts taken, best first, (k, I)."""
     half, hidden = w.w13.shape[1] // 2, w.w13.shape[2]
     active = torch.empty(routing["K"], half, dtype=x.dtype, device=x.device)
-    chosen = tile("experts_up", (half, hidden), UP)
+    chosen = tile("experts_up", (half, hidden), UP, w.w13.dtype)
     launch(experts_up_kernel, (programs(half, chosen), routing["K"]))(
         *(x, w.w13, logits, w.bias, active, half, limit or 0.0, hidden),
         LIMITED=limit is not None,
@@ -72,7 +77,7 @@ def down(active, shared, logits, w, c, routing) -> torch.Tensor:
     """-> the layer's output (1, hidden)."""
     hidden, half = w.w2.shape[1:]
     out = torch.empty(1, hidden, dtype=active.dtype, device=active.device)
-    chosen = tile("experts_down", (hidden, half), DOWN)
+    chosen = tile("experts_down", (hidden, half), DOWN, w.w2.dtype)
     launch(experts_down_kernel, (programs(hidden, chosen),))(
         *(active, w.w2, logits, w.bias, shared, w.shared_down, out, hidden, c.routed_scaling, half, shared.shape[1]),
         TINY=TINY,

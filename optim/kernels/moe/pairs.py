@@ -14,6 +14,7 @@ MOST = 64  # pairs: the comparison is of each with each
 
 
 def moe_align(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As naive: experts (T, k) of `count` -> pairs (P), expert of each block (P / block), used rows (1); all int32."""
     n = experts.numel()
     if n > MOST:
         return general.moe_align(experts, count)
