@@ -425,6 +425,16 @@ def halves(recordings: list[str]) -> list[tuple[str, str]]:
     return list(zip(recordings, recordings[1:] + recordings[:1], strict=True))
 
 
+def test_the_ends_of_the_ladder_add_up_to_the_nanosecond():
+    """All passes on against the baseline: every part of the diff holds the whole change."""
+    a, b = (load(BUNDLED / "ladder" / name) for name in ("00-baseline.json.gz", "16-seam_fuse.json.gz"))
+    found = compared(a, b)
+    whole = found["wall"]["change_ns"]
+    assert whole < -1_500_000
+    for part in ("classes", "roles", "names", "kinds", "kernels"):
+        assert sum(row["change_ns"] for row in found[part]) == whole, part
+
+
 def compare_both_ways(a: Trace, b: Trace) -> None:
     zero = compared(a, a, force=True)
     assert not any(row["change_ns"] for key in ("classes", "names", "kernels", "rounds") for row in zero[key])
