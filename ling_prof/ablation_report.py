@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, cast
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
 from msgspec import Meta
 
@@ -76,7 +76,7 @@ class Interaction(TypedDict):
 
 
 class Lowered(TypedDict):
-    """A quantity of a step in the recordings before and after a rung: `optim.ladder.QUANTITIES`, us or a number."""
+    """A quantity of a step in the recordings before and after a rung: `optim.base.SHOWN`, us or a number."""
 
     what: str
     before: NotNegative
@@ -84,7 +84,8 @@ class Lowered(TypedDict):
 
 
 class Rung(Tpot):
-    """added: what joined the rungs before, '' at the baseline. trace: its recording; profiled_ratio: TPOT under it.
+    """added: what joined the rungs before, '' at the baseline. trace: its recording; profiled_ratio: a step of it
+    over one of those just before, without the profiler.
 
     lowers: what the passes that joined say they lower; empty where it or the rung before is not recorded.
     """
@@ -96,7 +97,11 @@ class Rung(Tpot):
 
 
 class Gate(TypedDict):
-    """A correctness check of a combination: None where it does not apply. top1_agreement: a fraction; kl_*: nats."""
+    """A correctness check of a combination: None where it does not apply. top1_agreement: a fraction; kl_*: nats.
+
+    Relative, for rounding passes: twin_error is how far a small fp32 twin's logits move, half_error how far half a
+    layer does that is fed the same.
+    """
 
     passes: list[str]
     verdict: str
@@ -107,6 +112,8 @@ class Gate(TypedDict):
     kl_mean: NotNegative | None
     kl_max: NotNegative | None
     positions: Count | None
+    twin_error: NotRequired[NotNegative | None]
+    half_error: NotRequired[NotNegative | None]
 
 
 Blocked = TypedDict("Blocked", {"pass": str, "reason": str})
@@ -127,20 +134,23 @@ class Kernel(TypedDict):
 class Ablation(TypedDict):
     """lock: `ling_prof.lock.Lock` as a dict; clocks as in a benchmark; date: ISO 8601; steps: of each window.
 
-    noise_floor_pct: how far the baseline measured twice lies apart (A/A); noise_high_pct: how far it may by chance,
-    97.5th percentile. rows: every combination, the first without passes; baseline and all_on repeat the one without
-    and the one with most.
+    code: a hash of the programs that were measured. rows: every combination, the first without passes; baseline and
+    all_on repeat the one without and the one with most.
+    noise_floor_pct: how far the baseline measured twice lies apart (A/A), percent of it; noise_high_pct: how far it may
+    by chance, 97.5th percentile. all_on_noise_pct: as the first, of all_on; None where it has no time.
     """
 
     schema: str
     command: str
     date: str
+    code: NotRequired[str]
     lock: dict[str, Any]
     target: Literal["engine", "sglang"]
     design: str
     clocks: dict[str, float | None]
     noise_floor_pct: NotNegative
     noise_high_pct: NotNegative
+    all_on_noise_pct: NotRequired[NotNegative | None]
     windows: Some
     steps: Some
     baseline: Tpot

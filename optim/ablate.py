@@ -24,27 +24,24 @@ from optim.bench import reservations
 from optim.designs import Design, label
 from optim.engine.generate import Engine
 from optim.extras import RECORDED, Extras, records
-from optim.gate import POSITIONS, TOKENS, Gate, Verdict, is_exact
-from optim.measure import AGAIN, WARM_UP, Passes, Progress, Protocol
+from optim.gate import POSITIONS, TOKENS, Gate, Passing, Verdict, is_exact
+from optim.measure import AGAIN, ALL_AGAIN, WARM_UP, Passes, Progress, Protocol, reference
 from optim.options import AblateOptions, check_folder
 from optim.session import clocks_of, lock_of, open_engine, prompt_for
 from optim.store import Store
-from optim.trace import SETTLE
+from optim.trace import REHEARSED, SETTLE
 
 REPORT, STORE = "ablation.json", "ablation.sqlite"
 ACCEPT_LENGTH = 1.0  # tokens a step
 SHARES = (0.2, 0.9, 1.0)  # of the progress: where judging, measuring and recording end
+ROUNDING = (
+    "rounding passes: accept length is 1 by construction, since nothing is drafted; fp32 twin is the largest error of a"
+    " small fp32 model's logits, half layer the error of half a layer that is fed the same, each with the passes on"
+)
 UNPREDICTED = dict.fromkeys(("predicted_us", "predicted_low", "predicted_high"))
 NO_GAIN = dict.fromkeys(("gain_us", "gain_pct", "low", "high", "error_us"))
 TIMES = ("tpot_ms", "low", "high")
-PAIR = "A/A"  # in the store, the second visit of the baseline
-
-
-def run(options: AblateOptions, progress: Progress = lambda _: None) -> Ablation:
-    """As `measured`; the report is left in the folder as well. Raises UserError where that fails, too."""
-    found = measured(options, progress)
-    save(found, options)
-    return found
+PAIRS = ("A/A of all on", "A/A")  # in the store: ALL_AGAIN, AGAIN
 
 
 def save(found: Ablation, options: AblateOptions) -> None:
@@ -60,7 +57,7 @@ def measured(options: AblateOptions, progress: Progress = lambda _: None) -> Abl
     """
     check_folder(options.folder)
     base.named(list(chain(*options.players)))  # before the model is built
-    tokens = max(options.windows * options.steps + WARM_UP, SETTLE + RECORDED + 1, TOKENS)
+    tokens = max(options.windows * options.steps + WARM_UP, SETTLE + REHEARSED + RECORDED + 1, TOKENS)
     engine = open_engine(options, tokens + 1, options.seed)  # run-ahead needs one more
     players = players_of(engine, options)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -120,17 +117,19 @@ def _part(progress: Progress, number: int) -> Progress:
 
 
 class _Verdicts(dict[Passes, Verdict]):
-    """By set of passes, each judged when first asked for; those that an earlier run reached come from the store."""
+    """By set of passes, each judged when first asked for; what lasts of an earlier run's comes from the store."""
 
     def __init__(self, gate: Gate, store: Store):
         super().__init__()
         self.gate, self.store = gate, store
 
     def __missing__(self, passes: Passes) -> Verdict:
-        if (kept := self.store.get("gate", label(passes))) is None:
-            kept = asdict(self.gate.judge(list(passes)))
-            self.store.put("gate", label(passes), kept)
-        self[passes] = Verdict(**{**kept, "passes": passes})
+        if (kept := self.store.get("gate", label(passes))) is not None:
+            self[passes] = Verdict(**{**kept, "passes": passes})
+            return self[passes]
+        self[passes] = self.gate.judge(list(passes))
+        if not isinstance(self[passes].verdict, Passing):
+            self.store.put("gate", label(passes), asdict(self[passes]))
         return self[passes]
 
 
@@ -148,17 +147,19 @@ class _Work:
         self._measure(_part(progress, 1))
         said = designs.estimate(self.design, self.times, self.options.seed, failed=self.failed)
         rows = [self._row(*pair) for pair in zip(self.design.combinations, said["rows"], strict=True)]
-        noise = designs.noise_floor(self.times[:, 0], self.again, self.options.seed)
+        noise, loaded = self._noise()
         return {
             "schema": SCHEMA,
             "command": self.options.command,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "code": code(),
             "lock": lock_of(self.engine, self.options.request).to_dict(),
             "target": "engine",
             "design": self.options.design,
             "clocks": clocks_of(self.engine),
             "noise_floor_pct": noise[0],
             "noise_high_pct": noise[1],
+            "all_on_noise_pct": loaded,
             "windows": len(self.options.measured),
             "steps": self.options.steps,
             "baseline": _tpot(rows[0]),
@@ -201,22 +202,42 @@ class _Work:
         self.verdicts.gate.release()
 
     def _measure(self, progress: Progress) -> None:
-        """Fills the times (windows, combinations) and again (windows), ns per token, from the store."""
+        """Fills the times (windows, combinations) and again (windows, PAIRS), ns per token, from the store."""
         combinations, count = self.design.combinations, self.options.windows
-        names = [*map(label, combinations), PAIR]  # by index; that of the pair is AGAIN, -1
+        names = [*map(label, combinations), *PAIRS]  # by index, those of the pairs are below 0
         self.voids = {i: said for i in range(len(combinations)) if (said := self.store.get("void", names[i]))}
-        self.resumed = set(self.store.windows())
+        self.resumed = {number for number in self.store.windows() if self._is_whole(number, names)}
         protocol = Protocol(self.engine, self.prompt, combinations, count, self.options.steps, self.options.seed)
         left_out = set(range(count)) - set(self.options.measured)
         if len(self.resumed) < len(self.options.measured):
             for window in protocol.windows(self.resumed | left_out, self.failed, progress):
                 for i, said in window.voids.items():
-                    self.store.put("void", names[i], said)
+                    if not isinstance(said, Passing):
+                        self.store.put("void", names[i], said)
                 self.store.finish(window.number, {names[i]: time for i, time in window.times.items()})
                 self.voids |= window.voids
         windows = [self.store.window(number) or {} for number in self.options.measured]
         times = np.array([[window.get(name, np.nan) for name in names] for window in windows])
-        self.times, self.again = times[:, :AGAIN], times[:, AGAIN]
+        self.times, self.again = times[:, :ALL_AGAIN], times[:, ALL_AGAIN:]
+
+    def _is_whole(self, number: int, names: list[str]) -> bool:
+        """Whether an earlier run's window has a time of all that count now; what it could not run then, it may lack."""
+        needed = [name for i, name in enumerate(names[:ALL_AGAIN]) if i not in self.failed]
+        return {*needed, *PAIRS[0 if self._all_twice else 1 :]} <= (self.store.window(number) or {}).keys()
+
+    @property
+    def _all_twice(self) -> bool:
+        """Whether the combination of all was visited twice: it has a time, and is not the baseline."""
+        last = len(self.design.combinations) - 1
+        return last > 0 and last not in self.failed
+
+    def _noise(self) -> tuple[tuple[float, float], float | None]:
+        """How far the baseline's pair lies apart and may by chance, and how far all's does; percent of each."""
+        seed = self.options.seed
+        noise = designs.noise_floor(self.times[:, 0], self.again[:, AGAIN], seed)
+        return noise, designs.noise_floor(self.times[:, -1], self.again[:, ALL_AGAIN], seed)[
+            0
+        ] if self._all_twice else None
 
     @property
     def failed(self) -> set[int]:
@@ -237,8 +258,16 @@ class _Work:
             return f"all exact passes together: {self.verdicts[self.exact].verdict}"
         if passes in self.verdicts:
             return self.verdicts[passes].verdict
-        tokens = len(self.options.measured) * (self.options.steps + WARM_UP)
-        return f"{tokens} window tokens equal" if is_exact(passes) else "rounding, declared"
+        return self._windows_say(passes)
+
+    def _windows_say(self, passes: Passes) -> str:
+        """Of a combination that only its windows judge."""
+        beside = reference(passes, self.design.combinations)
+        if beside is None or self.design.combinations.index(beside) in self.failed:
+            return "not judged"
+        steps, starts = self.options.steps, [number * self.options.steps for number in self.options.measured]
+        tokens = {start + i for start in starts for i in range(steps + WARM_UP)}
+        return f"{len(tokens)} window tokens equal" + (f" those with {label(beside)} alone" if beside else "")
 
     def _row(self, passes: Passes, tpot: dict[str, Any]) -> Any:
         more = {"step_ms": tpot["tpot_ms"], "accept_length": ACCEPT_LENGTH, "gate": self._gate_of(passes)}
@@ -283,6 +312,8 @@ class _Work:
             yield f"all exact passes together, {label(self.exact)}: {said}; what holds them all shows no speed"
         for i, said in self.voids.items():
             yield f"{label(self.design.combinations[i])}, while it was measured: {said}; its times are dropped"
+        if any(not is_exact(passes) for passes in self.verdicts):
+            yield ROUNDING
         if options.traces and not records(self.engine, options):
             yield "no recordings: there are no kernels to record on a CPU"
         yield from reservations(self.engine)

@@ -1,7 +1,6 @@
 """The decode benchmark: whole requests, one after the other, timed on the host without a profiler."""
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,10 +15,9 @@ from optim.engine.sample import Sampling
 from optim.kernels.kda.naive import kda_chunk
 from optim.options import BenchOptions
 from optim.session import clocks_of, device_of, lock_of, open_engine, prompt_for
+from optim.timer import COPIED, copy_gb_s
 
 WARM_UP_STEPS = 8
-COPIED = 2**31  # bytes: far more than any cache holds
-COPIES = 20
 Progress = Callable[[float], None]
 
 
@@ -98,24 +96,10 @@ def _bandwidth(options: BenchOptions) -> tuple[float | None, str]:
         return options.bandwidth, "--bandwidth"
     if device_of(options) == "cpu":
         return None, "the bandwidth of this device is unknown"
-    speed = _copy_speed(device_of(options))
+    torch.cuda.set_device(device_of(options))
+    speed = copy_gb_s()
     torch.cuda.empty_cache()
     return speed, f"a copy of {COPIED / 1e9:.1f} GB timed here, bytes read plus written"
-
-
-def _copy_speed(device: str) -> float:
-    torch.cuda.set_device(device)
-    source = torch.empty(COPIED, dtype=torch.uint8, device=device).random_()
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(COPIES):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return 2 * COPIED / statistics.median(times) / 1e6
 
 
 def _notes(engine: Engine, texts: list[list[int]]) -> list[str]:

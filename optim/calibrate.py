@@ -23,8 +23,8 @@ from optim.kernels import launch
 from optim.kernels.launch import chain
 from optim.kernels.linear import naive
 from optim.kernels.linear.gemv import linear
-from optim.measure import cold
 from optim.session import smi
+from optim.timer import cold, copy_gb_s, device_ns
 
 FEW, MANY = 100, 300  # launches: what both cost alike drops out
 ROUNDS = 30
@@ -32,7 +32,6 @@ MATRICES = ((1536, 512), (1536, 2048), (9216, 1536))  # bf16, of Ling-3.0-tiny
 PRODUCTS = ((16, 1536), (128, 1536), (256, 1536), (1536, 512), (576, 1536), (1024, 1536), (1536, 2048), *MATRICES[2:])
 LARGE = (157184, 1536)
 ASLEEP = 60_000_000  # cycles of the device, longer than the host takes for MANY launches
-COPIED = 2**29  # bytes
 
 
 def run(command: str) -> Calibration:
@@ -57,7 +56,7 @@ def run(command: str) -> Calibration:
         "launch_call_ns": _launch_call(),
         "read_back_ns": _read_back(),
         "read_gb_s": 2 * LARGE[0] * LARGE[1] / read,
-        "copy_gb_s": 2 * COPIED / _copy_ns(),
+        "copy_gb_s": copy_gb_s(),
     }
 
 
@@ -89,18 +88,7 @@ def _queued(mode: str, count: int) -> float:
     """The device's time for `count` of them, ns."""
     with exchanged(launch, chained=_chain(mode)):
         launched = partial(_empty, count) if mode == "eager" else Graph(partial(_empty, count))
-        return statistics.median(_asleep_first(launched) for _ in range(ROUNDS))
-
-
-def _asleep_first(launched: Callable[[], object]) -> float:
-    """The device's time for what is launched while it sleeps, ns by CUDA events."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(ASLEEP)
-    start.record()
-    launched()
-    end.record()
-    end.synchronize()
-    return 1e6 * start.elapsed_time(end)
+        return statistics.median(device_ns(launched, ASLEEP) for _ in range(ROUNDS))
 
 
 def _recorded(mode: str) -> tuple[float, float]:
@@ -109,7 +97,7 @@ def _recorded(mode: str) -> tuple[float, float]:
         launched = partial(_empty, MANY) if mode == "eager" else Graph(partial(_empty, MANY))
         path = Path(folder) / "empty.json"
         with profile(path, stacks=False, modules=False):
-            _asleep_first(launched)
+            device_ns(launched, ASLEEP)
         gpu = ling_prof.load(path).gpu
     gpu = gpu[gpu["name"].astype(str).str.contains("empty_kernel")].sort_values("start")
     start, end = gpu["start"].to_numpy(), gpu["end"].to_numpy()
@@ -162,9 +150,3 @@ def _host_ns(call: Callable[[], object]) -> float:
     began = time.perf_counter_ns()
     call()
     return time.perf_counter_ns() - began
-
-
-def _copy_ns() -> float:
-    source = torch.zeros(COPIED, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return statistics.median(_asleep_first(lambda: target.copy_(source)) for _ in range(ROUNDS))

@@ -1,10 +1,12 @@
 """The correctness gate: what a set of passes must show before its speed is.
 
 Exact passes keep every greedy token, also beside rounding ones: there those of the rounding ones alone. Rounding passes
-are declared, with how far their logits move, which has its bounds. All must decode the same text again after a sampled
-request: nothing of one request may leak into the next.
+are declared: how far their logits move, those of an fp32 twin, and halves of layers (optim.witness) has its bounds, and
+the token is always a likeliest one. All must decode the same text again after a sampled request: nothing of one request
+may leak into the next.
 """
 
+import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +17,7 @@ from ling_prof.errors import UserError
 from optim import base
 from optim.engine.generate import Engine
 from optim.engine.sample import GREEDY, Sampling
+from optim.witness import MOST_HALF, MOST_TWIN, STEPS, Halves, Twin
 
 TOKENS = 256
 POSITIONS = 1024
@@ -30,7 +33,7 @@ class Verdict:
 
     tokens: greedy ones compared; first_difference: the number of the first that differs, from 0. top1_agreement: share
     of `positions` with the same likeliest token; kl_mean, kl_max: KL(without || with the passes), nats a position.
-    proof: that the passes are on, as they say.
+    twin_error, half_error: optim.witness, relative. proof: that the passes are on, as they say.
     """
 
     passes: tuple[str, ...]
@@ -42,6 +45,8 @@ class Verdict:
     kl_mean: float | None = None
     kl_max: float | None = None
     positions: int | None = None
+    twin_error: float | None = None
+    half_error: float | None = None
     proof: str = ""
 
     def row(self) -> Any:
@@ -62,10 +67,17 @@ class Gate:
         self.engine, self.prompt = engine, prompt
         self.tokens, self.positions = min(tokens, room), min(positions, room)
         self.texts: dict[tuple[str, ...], list[int]] = {}  # by set of rounding passes
+        self.halves = Halves(engine, prompt)
 
     def release(self) -> None:
-        """Gives the memory of the logits back; they are made anew when needed."""
-        vars(self).pop("logits", None)
+        """Gives memory back; what was in it is made anew when needed."""
+        self.halves.kept.clear()
+        for name in ("logits", "twin"):
+            vars(self).pop(name, None)
+
+    @cached_property
+    def twin(self) -> Twin:
+        return Twin(self.engine)
 
     @cached_property
     def text(self) -> list[int]:
@@ -87,11 +99,12 @@ class Gate:
     def judge(self, names: list[str]) -> Verdict:
         """A pass that cannot be applied or has no effect fails, too: the sentence that says so is the verdict."""
         rounding = rounding_of(names)
-        _ = self.logits if rounding else self.text  # made before the passes are on
+        _ = (self.logits, self.twin) if rounding else self.text  # made before the passes are on
         try:
-            expected = None if rounding == tuple(names) else self._expected(rounding)
+            expected = None if names and rounding == tuple(names) else self._expected(rounding)
             with base.applied(self.engine, names) as proofs:
-                return replace(self._judge(tuple(names), rounding, expected), proof="; ".join(proofs.values()))
+                found = replace(self._judge(tuple(names), rounding, expected), proof="; ".join(proofs.values()))
+            return self._witnessed(found) if rounding and found.ok else found
         except Exception as fault:
             return Verdict(tuple(names), refusal(fault), ok=False)
 
@@ -124,9 +137,12 @@ class Gate:
         return None if at is None else Verdict(names, said.format(at, found[at], expected[at]), False, self.tokens, at)
 
     def _rounding(self, names: tuple[str, ...]) -> Verdict:
-        kl, agrees = self._distances()
+        kl, agrees, wrong = self._distances()
         if not kl.isfinite().all():
             return Verdict(names, "the logits are not finite", False, self.tokens, positions=self.positions)
+        if wrong.any():
+            said = f"token {int(wrong.int().argmax()) + 1} of a text it is given is not the likeliest by its own logits"
+            return Verdict(names, said, False, self.tokens, positions=self.positions)
         agreement, mean, most = agrees.double().mean().item(), kl.mean().item(), kl.max().item()
         said = f"top-1 equal at {100 * agreement:.2f} % of {self.positions} positions, KL {mean:.1e}"
         near = agreement >= LEAST_TOP1 and mean <= MOST_KL_MEAN
@@ -134,19 +150,39 @@ class Gate:
         said = f"rounding, declared: {said}" if near else f"{said}: {bounds}"
         return Verdict(names, said, near, self.tokens, None, agreement, mean, most, self.positions)
 
-    def _distances(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """At each position KL in fp64, and whether the likeliest token is the same: (positions) both."""
+    def _witnessed(self, found: Verdict) -> Verdict:
+        """The verdict with what the witnesses say: each judges the whole set, but for what fp32 blocks of it."""
+        judged = self.twin.judges(found.passes)
+        twin = None if is_exact(judged) else self.twin.distance(judged)
+        half = self.halves.distance(found.passes, self.text[:STEPS])
+        without = ", ".join(name for name in found.passes if name not in judged)
+        error = "none in fp32" if twin is None else f"{twin:.1e}{without and f' without {without}'}"
+        near = half <= MOST_HALF and (twin is None or twin <= MOST_TWIN)
+        wrong = f": more than rounding moves them (at most {MOST_TWIN:g}, {MOST_HALF:g})"
+        said = f"{found.verdict}, fp32 twin {error}, half layer {half:.1e}{'' if near else wrong}"
+        return replace(found, verdict=said, ok=near, twin_error=_figure(twin), half_error=_figure(half))
+
+    def _distances(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """At each position KL in fp64, whether the likeliest token is the same, and whether it is not the one taken."""
         rows = torch.empty(ROWS, self.engine.c.vocab, device=self.logits.device)
+        taken = torch.empty(ROWS, 1, dtype=torch.int64, device=self.logits.device)
         self.engine.prefill(self.prompt)
         scored = self.engine.score(self.text[: self.positions])
         parts = []
         for expected in self.logits.split(ROWS):
             found = rows[: len(expected)]
-            for row in found:
+            for row, token in zip(found, taken, strict=False):
                 row.copy_(next(scored))
-            parts.append(divergence(expected, found))
-        kl, agrees = zip(*parts, strict=True)
-        return torch.cat(kl), torch.cat(agrees)
+                token.copy_(self.engine.token)
+            wrong = found.gather(1, taken[: len(found)])[:, 0] < found.amax(1)
+            parts.append((*divergence(expected, found), wrong))
+        kl, agrees, wrongs = zip(*parts, strict=True)
+        return torch.cat(kl), torch.cat(agrees), torch.cat(wrongs)
+
+
+def _figure(error: float | None) -> float | None:
+    """What a report can hold."""
+    return error if error is not None and math.isfinite(error) else None
 
 
 def is_exact(names: list[str] | tuple[str, ...]) -> bool:
@@ -160,13 +196,20 @@ def rounding_of(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if not is_exact([name]) and name not in idle)
 
 
+class Passing(str):
+    """A refusal that may be over when it is tried again: not to be kept."""
+
+
 def refusal(fault: Exception) -> str:
     """Why a set of passes cannot run here, in a sentence; any fault that is not of this kind is raised again."""
     if isinstance(fault, UserError):
         return str(fault)
     name, said = type(fault).__name__, " ".join(str(fault).split())
-    if isinstance(fault, torch.cuda.OutOfMemoryError) or name == "OutOfResources" or "out of resource" in said.lower():
-        return f"the GPU has too little for it ({name}: {said})"
+    sentence = f"the GPU has too little for it ({name}: {said})"
+    if isinstance(fault, torch.cuda.OutOfMemoryError):
+        return Passing(sentence)
+    if name == "OutOfResources" or "out of resource" in said.lower():
+        return sentence
     raise fault
 
 

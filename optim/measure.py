@@ -8,23 +8,18 @@ left. What drifts, such as clocks or the length of the context, is thus shared b
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-
 from ling_prof.errors import UserError
 from optim import base
 from optim.engine.generate import Engine, Saved
-from optim.engine.graph import Graph
-from optim.gate import first_difference, is_exact, refusal
+from optim.gate import first_difference, refusal, rounding_of
 
 WARM_UP = 4  # steps of a visit that are dropped
-AGAIN = -1  # the number of the baseline's second visit to a window: the A/A pair
-RESAMPLES = 1000
+AGAIN, ALL_AGAIN = -1, -2  # numbers of second visits to a window, of the baseline and of all on: the A/A pairs
 Passes = tuple[str, ...]
 Visit = tuple[float, list[int]] | str  # ns per token and tokens, or why there are none
 Progress = Callable[[float], None]
@@ -32,7 +27,7 @@ Progress = Callable[[float], None]
 
 @dataclass
 class Window:
-    """times: ns per token by the number of the combination, or AGAIN; voids: why another has none, in a sentence."""
+    """times: ns per token by the number of the combination or visit; voids: why a combination has none, a sentence."""
 
     number: int
     times: dict[int, float] = field(default_factory=dict)
@@ -41,7 +36,7 @@ class Window:
 
 @dataclass
 class Protocol:
-    """`count` windows of `steps` tokens of the request that `prompt` starts; combinations[0] is the baseline, ().
+    """`count` windows of `steps` tokens of the request that `prompt` starts; combinations from the baseline () to all.
 
     The engine needs room for the prompt and count * steps + WARM_UP + 1 tokens: run-ahead is one step further.
     """
@@ -59,8 +54,8 @@ class Protocol:
     ) -> Iterator[Window]:
         """Each window as it ends; in those `done` before only the base engine decodes. progress: the share, 0 to 1.
 
-        A combination that is `void`, or turns out to be, is not measured again: one that cannot be applied, or exact
-        passes that decode other tokens. Raises UserError where the base engine itself does the second time.
+        A combination that is `void`, or turns out to be, is not measured again: one that cannot be applied, or that
+        decodes other tokens than its `reference`. Raises UserError where the base engine itself does the second time.
         """
         with self._base():
             self.engine.prefill(self.prompt)
@@ -78,11 +73,13 @@ class Protocol:
         return base.applied(self.engine, [], self.kept)
 
     def _visits(self, number: int, saved: Saved, void: Set[int], progress: Progress) -> dict[int, Visit]:
-        order = [AGAIN, *(i for i in range(len(self.combinations)) if i not in void)]
+        last = len(self.combinations) - 1
+        twice = [AGAIN, *[ALL_AGAIN] * (last > 0 and last not in void)]
+        order = [*twice, *(i for i in range(last + 1) if i not in void)]
         random.Random(f"{self.seed} {number}").shuffle(order)
         visits = {}
         for done, i in enumerate(order):
-            visits[i] = self._visit(saved, self.combinations[max(i, 0)])
+            visits[i] = self._visit(saved, self.combinations[self._number(i)])
             progress((number + done / len(order)) / self.count)
         return visits
 
@@ -109,27 +106,41 @@ class Protocol:
             following = self.engine.save()
             return tokens + [self.engine.step() for _ in range(WARM_UP)], following
 
+    def _number(self, visit: int) -> int:
+        """The combination of a visit."""
+        return {AGAIN: 0, ALL_AGAIN: len(self.combinations) - 1}.get(visit, visit)
+
     def _judged(self, number: int, visits: dict[int, Visit], expected: list[int]) -> Window:
         window = Window(number)
+        read = {self.combinations[i]: visit[1] for i, visit in visits.items() if i >= 0 and not isinstance(visit, str)}
         for i, visit in sorted(visits.items()):
-            passes = self.combinations[max(i, 0)]
-            fault = self._fault(number, passes, visit, expected)
+            passes = self.combinations[self._number(i)]
+            fault = visit if isinstance(visit, str) else self._fault(number, passes, visit[1], {**read, (): expected})
             if fault and not passes:
                 raise UserError(f"the engine without passes does not repeat itself ({fault}); nothing can be measured.")
             if fault or isinstance(visit, str):
-                window.voids[i] = fault
+                window.voids[self._number(i)] = fault
             else:
                 window.times[i] = visit[0]
         return window
 
-    def _fault(self, number: int, passes: Passes, visit: Visit, expected: list[int]) -> str:
-        """Why a visit does not count; empty when it does. The prompt's own token is number 0 of the request."""
-        if isinstance(visit, str):
-            return visit
-        at = first_difference(visit[1], expected) if is_exact(passes) else None
-        if at is None:
+    def _fault(self, number: int, passes: Passes, found: list[int], read: dict[Passes, list[int]]) -> str:
+        """Where its tokens are not what they must be, of what was read in this window; empty where they are.
+
+        The prompt's own token is number 0 of the request.
+        """
+        beside = reference(passes, read)
+        at = None if beside is None else first_difference(found, read[beside])
+        if beside is None or at is None:
             return ""
-        return f"token {number * self.steps + at + 1} is {visit[1][at]}, without the passes {expected[at]}"
+        without = f"with {', '.join(beside)} alone" if beside else "without the passes"
+        return f"token {number * self.steps + at + 1} is {found[at]}, {without} {read[beside][at]}"
+
+
+def reference(passes: Passes, combinations: Container[Passes]) -> Passes | None:
+    """The combination whose tokens it must repeat: its rounding passes alone; None where that is missing, or itself."""
+    rounding = rounding_of(passes)
+    return rounding if rounding in combinations and (rounding != passes or not passes) else None
 
 
 @contextmanager
@@ -142,39 +153,3 @@ def undisturbed() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-def cold(
-    kernel: Callable[..., Any], weights: Sequence[torch.Tensor], launches: int = 256, rounds: int = 50, seed: int = 0
-) -> dict[str, float]:
-    """Times kernel(*weights) as a decode step meets it: no weight in the L2 cache, launches queued in a CUDA graph.
-
-    Rotates over copies of `weights` of at least twice the L2 in all -> {median_ns, low_ns, high_ns: its 95 % bootstrap
-    interval over the rounds, copies, launches}; ns a launch. Needs a GPU.
-    """
-    device = weights[0].device
-    size = sum(one.numel() * one.element_size() for one in weights)
-    copies = 1 + -(-2 * torch.cuda.get_device_properties(device).L2_cache_size // size)
-    rotated = [tuple(one.clone() for one in weights) for _ in range(copies)]
-    turns = -(-launches // copies)
-
-    def run() -> None:
-        for number in range(turns * copies):
-            kernel(*rotated[number % copies])
-
-    graph = Graph(run)
-    times = np.array([_elapsed(graph) for _ in range(rounds)]) / (turns * copies)
-    draws = np.random.default_rng(seed).integers(rounds, size=(RESAMPLES, rounds))
-    low, high = np.quantile(np.median(times[draws], axis=1), (0.025, 0.975))
-    found = {"median_ns": float(np.median(times)), "low_ns": float(low), "high_ns": float(high)}
-    return {**found, "copies": copies, "launches": turns * copies}
-
-
-def _elapsed(graph: Graph) -> float:
-    """ns of one replay, by CUDA events."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e6

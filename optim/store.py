@@ -70,8 +70,8 @@ class Store:
         self._db.close()
 
     def finish(self, number: int, times: Mapping[str, float]) -> None:
-        """Keeps a whole window: name of a combination -> ns per token."""
-        self.put("window", str(number), dict(times))
+        """Keeps a whole window: name of a combination -> ns per token; in place of one that lacked some."""
+        self.replace("window", str(number), dict(times))
 
     def window(self, number: int) -> dict[str, float] | None:
         """What `finish` kept; None for a window that is not finished."""
@@ -89,10 +89,17 @@ class Store:
         Raises ValueError for a name that is there already, and for NaN.
         """
         try:
-            with self._spoken():
-                self._db.execute("INSERT INTO finished VALUES (?, ?, ?)", (kind, name, _packed(value)))
+            self._write("INSERT", kind, name, value)
         except sqlite3.IntegrityError:
             raise ValueError(f"{kind} {name} is finished already") from None
+
+    def replace(self, kind: str, name: str, value: Any) -> None:
+        """As `put`, over what is there. Raises ValueError for NaN."""
+        self._write("INSERT OR REPLACE", kind, name, value)
+
+    def _write(self, how: str, kind: str, name: str, value: Any) -> None:
+        with self._spoken():
+            self._db.execute(f"{how} INTO finished VALUES (?, ?, ?)", (kind, name, _packed(value)))
 
     def get(self, kind: str, name: str) -> Any:
         """What `put` kept; None where nothing is."""

@@ -57,12 +57,17 @@ def rehearsed(options: TraceOptions) -> Iterator[tuple[Engine, str]]:
     engine = open_engine(options, SETTLE + REHEARSED + options.steps + 2)
     with base.applied(engine, options.names(engine)):
         engine.prefill(prompt_for(engine.c, options.isl, 0))
-        for _ in range(SETTLE):
-            engine.step()
-        began = time.perf_counter()
-        for _ in range(REHEARSED):
-            engine.step()
-        yield engine, f"{(time.perf_counter() - began) / REHEARSED * 1e3:.6f}ms"
+        yield engine, f"{rehearse(engine):.6f}ms"
+
+
+def rehearse(engine: Engine) -> float:
+    """Takes the request into steady decode -> the mean time of its next steps, ms."""
+    for _ in range(SETTLE):
+        engine.step()
+    began = time.perf_counter()
+    for _ in range(REHEARSED):
+        engine.step()
+    return (time.perf_counter() - began) / REHEARSED * 1e3
 
 
 def _under_nsys(options: TraceOptions) -> str:

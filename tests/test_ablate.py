@@ -1,6 +1,7 @@
 """Ablations from end to end, at nano size on a CPU, with passes made for the tests."""
 
 import json
+import re
 import shutil
 from functools import partial
 
@@ -36,12 +37,19 @@ def asked(tmp_path):
     return options
 
 
+def run(options, *progress):
+    """As the command does."""
+    found = ablate.measured(options, *progress)
+    ablate.save(found, options)
+    return found
+
+
 def of(rows, name):
     return next(row for row in rows if row["pass"] == name)
 
 
 def test_a_slow_pass_is_told_from_one_that_does_nothing(asked):
-    found = ablate.run(asked("keeps,slow"))
+    found = run(asked("keeps,slow"))
     slow, keeps = of(found["attribution"], "slow"), of(found["attribution"], "keeps")
     assert -30_000 < slow["gain_us"] < -5_000
     assert slow["high"] < 0
@@ -59,7 +67,7 @@ def test_a_slow_pass_is_told_from_one_that_does_nothing(asked):
 
 def test_the_file_is_what_was_returned_and_can_be_read(asked):
     options = asked("keeps,bf16_gate+bf16_head", design="ladder")
-    found = ablate.run(options)
+    found = run(options)
     assert ablation_report.load(options.folder / "ablation.json") == json.loads(json.dumps(found))
     assert [row["pass"] for row in found["attribution"]] == ["keeps", "bf16_gate+bf16_head"]
     assert found["rows"][2]["gate"].startswith("rounding, declared: top-1 equal at ")
@@ -67,15 +75,31 @@ def test_the_file_is_what_was_returned_and_can_be_read(asked):
 
 
 def test_what_was_not_gated_is_vouched_for_by_its_windows(asked):
-    found = ablate.run(asked("keeps,still,bf16_head,calm", osl=8))
+    found = run(asked("keeps,still,bf16_head,calm", osl=8))
     gates = {tuple(row["passes"]): row["gate"] for row in found["rows"]}
     assert gates["keeps", "still"] == "8 tokens equal, again after a sampled request"
-    assert gates["keeps", "calm"] == "16 window tokens equal"
-    assert gates["bf16_head", "calm"] == "rounding, declared"
+    assert gates["keeps", "calm"] == "12 window tokens equal"  # of windows that share four
+    assert gates["bf16_head", "calm"] == "12 window tokens equal those with bf16_head alone"
+
+
+def test_what_nothing_was_compared_with_is_not_judged(asked):
+    found = run(asked("proj_concat,bf16_head,calm", design="leave-one-out", osl=8))
+    gates = {tuple(row["passes"]): row["gate"] for row in found["rows"]}
+    assert gates["bf16_head", "calm"] == "not judged"
+
+
+def test_an_exact_pass_that_is_wrong_beside_a_rounding_one_shows_no_speed(asked):
+    found = run(asked("keeps,still,lies_beside,bf16_head", osl=8))
+    both = [row for row in found["rows"] if {"lies_beside", "bf16_head"} <= {*row["passes"]}]
+    assert [row["tpot_ms"] for row in both] == [None] * 4
+    gates = [
+        re.fullmatch(r"token 1 is \d+, with (bf16_head|the rounding passes) alone \d+", row["gate"]) for row in both
+    ]
+    assert all(gates)
 
 
 def test_a_pass_that_fails_alone_shows_no_speed(asked):
-    found = ablate.run(asked("keeps,lies"))
+    found = run(asked("keeps,lies"))
     lies = of(found["attribution"], "lies")
     assert lies["gate"].startswith("token 3 is ")
     assert [lies[key] for key in ("gain_us", "gain_pct", "low", "high")] == [None] * 4
@@ -87,7 +111,7 @@ def test_a_pass_that_fails_alone_shows_no_speed(asked):
 
 def test_exact_passes_that_fail_only_together_show_no_speed_together(asked, made_passes):  # noqa: F811
     made_passes["keeps"].apply = made(lambda engine, advance: lambda: _jealous(engine, advance)).apply
-    found = ablate.run(asked("keeps,still,calm", design="leave-one-out", osl=8))
+    found = run(asked("keeps,still,calm", design="leave-one-out", osl=8))
     times = {"+".join(row["passes"]): row["tpot_ms"] for row in found["rows"]}
     assert [name for name, time in times.items() if time is None] == ["keeps+still+calm"]
     assert found["rows"][-1]["gate"].startswith("all exact passes together: token 1 is ")
@@ -102,14 +126,14 @@ def _jealous(engine, advance):
 
 def test_the_method_of_a_pass_that_fails_is_that_of_its_place(asked, monkeypatch):
     monkeypatch.setattr(designs, "AFFORDABLE", 1)
-    found = ablate.run(asked("keeps,lies", osl=8))
+    found = run(asked("keeps,lies", osl=8))
     assert [row["method"] for row in found["attribution"]] == ["shapley", "ladder"]
 
 
 def test_the_gate_has_its_room(asked, monkeypatch):
     opened = []
     monkeypatch.setattr(ablate, "Gate", lambda engine, prompt: opened.append(engine) or Gate(engine, prompt, 8, 8))
-    found = ablate.run(asked("keeps", osl=8))
+    found = run(asked("keeps", osl=8))
     assert opened[0].cache.capacity >= 32 + gate.TOKENS
     assert "rounding was judged on 8 positions, not 1024: raise --osl for more" in found["notes"]
 
@@ -117,7 +141,7 @@ def test_the_gate_has_its_room(asked, monkeypatch):
 def test_what_fails_only_while_it_is_measured_shows_none_either(asked, made_passes):  # noqa: F811
     late = made(lambda engine, advance: lambda: _late(engine, advance))
     made_passes["keeps"].apply = late.apply
-    found = ablate.run(asked("keeps,slow"))
+    found = run(asked("keeps,slow"))
     keeps = of(found["attribution"], "keeps")
     assert (keeps["gain_us"], of(found["attribution"], "slow")["gain_us"]) == (None, None)
     assert keeps["gate"] == found["rows"][1]["gate"]
@@ -141,34 +165,34 @@ def test_a_run_that_was_killed_goes_on(asked, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ablate.run(asked("keeps,slow"), killed)
+        run(asked("keeps,slow"), killed)
     visits.clear()
-    found = ablate.run(asked("keeps,slow"))
-    assert len(visits) == 2 * 5  # two of four windows, four combinations and the baseline again
+    found = run(asked("keeps,slow"))
+    assert len(visits) == 2 * 6  # two of four windows, four combinations, the baseline and all on again
     assert "2 of 4 windows were measured by an earlier run" in found["notes"]
     assert of(found["attribution"], "slow")["high"] < 0
     visits.clear()
-    assert ablate.run(asked("keeps,slow"))["rows"] == found["rows"]
+    assert run(asked("keeps,slow"))["rows"] == found["rows"]
     assert not visits
 
 
 def test_other_code_is_refused(asked, monkeypatch):
-    ablate.run(asked("keeps", osl=8))
+    run(asked("keeps", osl=8))
     assert len(ablate.code()) == 16
     was = ablate.code()
     monkeypatch.setattr(ablate, "code", lambda: "f" * 16)
     with pytest.raises(UserError, match=f'differs in code \\("{was}" there, "ffffffffffffffff" now\\); give another'):
-        ablate.run(asked("keeps", osl=8))
+        run(asked("keeps", osl=8))
 
 
 def test_another_ablation_in_the_folder_is_refused(asked):
-    ablate.run(asked("keeps", osl=8))
+    run(asked("keeps", osl=8))
     with pytest.raises(UserError, match="holds another ablation, which differs in players"):
-        ablate.run(asked("slow", osl=8))
+        run(asked("slow", osl=8))
 
 
 def test_where_nothing_can_be_applied_the_baseline_is_told(asked):
-    found = ablate.run(asked("cuda_graph+pdl,host_run_ahead"))
+    found = run(asked("cuda_graph+pdl,host_run_ahead"))
     assert [row["passes"] for row in found["rows"]] == [[]]
     assert found["baseline"] == found["all_on"]
     assert (found["attribution"], found["interactions"]) == ([], [])
@@ -189,7 +213,7 @@ def test_without_names_all_are_asked_for_by_rungs(asked):
 
 @pytest.mark.parametrize("design", ["leave-one-out", "sampled"])
 def test_the_ladder_has_the_rungs_that_were_measured(asked, design):
-    found = ablate.run(asked("keeps,slow,bf16_head", design=design, osl=8))
+    found = run(asked("keeps,slow,bf16_head", design=design, osl=8))
     assert found["ladder"][0]["added"] == ""
     assert "".join(rung["added"] for rung in found["ladder"]).endswith("bf16_head")
     assert found["ladder"][-1]["tpot_ms"] == found["all_on"]["tpot_ms"]
@@ -204,19 +228,88 @@ def test_every_rung_is_recorded_with_its_ratio(asked, monkeypatch, made_passes):
         shutil.copy(BUNDLED / "h200_ling_tiny_graph_stacks.pt.trace.json.gz", path)
 
     monkeypatch.setattr(extras, "record_open", record)
+    monkeypatch.setattr(extras, "rehearse", lambda engine: 2.0)
     monkeypatch.setattr(extras, "records", lambda *_: True)
     made_passes["keeps"].lowers = "kernels"
-    found = ablate.run(asked("keeps", osl=8))
+    found = run(asked("keeps", osl=8))
     assert recorded == [("00-baseline.json.gz", (), 12), ("01-keeps.json.gz", ("keeps",), 12)]
     assert [rung["trace"] for rung in found["ladder"]] == ["00-baseline.json.gz", "01-keeps.json.gz"]
     for rung in found["ladder"]:
-        assert rung["profiled_ratio"] == pytest.approx(4.171678 / rung["tpot_ms"])
+        assert rung["profiled_ratio"] == pytest.approx(4.171678 / 2)  # by the steps just before, not by the windows
     assert found["ladder"][0]["lowers"] == []
     (lowers,) = found["ladder"][1]["lowers"]
     assert lowers["what"] == "kernels"
     assert lowers["before"] == lowers["after"] > 500
-    assert ablate.run(asked("keeps", osl=8))["ladder"] == found["ladder"]
+    assert run(asked("keeps", osl=8))["ladder"] == found["ladder"]
     assert len(recorded) == 2
+
+
+def test_a_recording_that_is_gone_or_another_is_made_again_with_its_figures(asked, monkeypatch):
+    plain, recorded = iter([2.0, 4.0, 8.0, 1.0]), []
+
+    def record(engine, path, steps):
+        recorded.append(path.name)
+        shutil.copy(BUNDLED / "h200_ling_tiny_graph_stacks.pt.trace.json.gz", path)
+
+    monkeypatch.setattr(extras, "record_open", record)
+    monkeypatch.setattr(extras, "rehearse", lambda engine: next(plain))
+    monkeypatch.setattr(extras, "records", lambda *_: True)
+    options = asked("keeps", osl=8)
+
+    def ratios():
+        return [rung["profiled_ratio"] for rung in run(options)["ladder"]]
+
+    first, second = (4.171678 / ms for ms in (2, 4))
+    assert ratios() == pytest.approx([first, second])
+    (options.folder / "00-baseline.json.gz").unlink()
+    assert ratios() == pytest.approx([4.171678 / 8, second])
+    (options.folder / "01-keeps.json.gz").write_bytes(b"of another run")
+    assert ratios() == pytest.approx([4.171678 / 8, 4.171678])
+    assert recorded == [f"{name}.json.gz" for name in ("00-baseline", "01-keeps", "00-baseline", "01-keeps")]
+
+
+def test_a_gate_that_the_gpu_had_too_little_for_is_tried_again(asked, made_passes):  # noqa: F811
+    full, keeping = [True], made_passes["keeps"].apply
+
+    def apply(engine):
+        if full[0]:
+            raise torch.cuda.OutOfMemoryError("3 GB")
+        return keeping(engine)
+
+    made_passes["keeps"].apply = apply
+    options = asked("keeps,still", osl=8)
+    assert of(run(options)["attribution"], "keeps")["gate"].startswith("the GPU has too little for it")
+    full[0] = False
+    again = run(options)
+    assert of(again["attribution"], "keeps")["gain_us"] is not None
+    assert again["rows"][1]["gate"] == "8 tokens equal, again after a sampled request"
+
+
+def test_a_window_that_lacks_a_time_is_measured_again(asked, monkeypatch):
+    visits = []
+    visit = Protocol._visit
+
+    def failing(self, saved, passes):
+        visits.append(passes)
+        scarce = gate.Passing("the GPU has too little for it") if len(visits) > 6 and passes == ("keeps",) else None
+        return scarce or visit(self, saved, passes)
+
+    monkeypatch.setattr(Protocol, "_visit", failing)
+    options = asked("keeps", osl=12)
+    assert run(options)["attribution"][0]["gain_us"] is None
+    monkeypatch.setattr(Protocol, "_visit", lambda *of: visits.append(of[2]) or visit(*of))
+    visits.clear()
+    again = run(options)
+    assert again["attribution"][0]["gain_us"] is not None
+    assert len(visits) == 2 * 4  # the first window is kept
+    assert "1 of 3 windows were measured by an earlier run" in again["notes"]
+
+
+def test_the_report_says_what_ran_and_how_much_it_jitters(asked):
+    found = run(asked("keeps,bf16_head", osl=8))
+    assert found["code"] == ablate.code()
+    assert found["all_on_noise_pct"] >= 0
+    assert any("accept length is 1 by construction" in note for note in found["notes"])
 
 
 def test_an_error_in_what_is_added_costs_no_measurement(asked, monkeypatch):
@@ -228,7 +321,7 @@ def test_an_error_in_what_is_added_costs_no_measurement(asked, monkeypatch):
 
     monkeypatch.setattr(extras, "record_open", record)
     monkeypatch.setattr(extras, "records", lambda *_: True)
-    found = ablate.run(options)
+    found = run(options)
     assert there == [found["baseline"]] * 2
     assert "the recording of keeps: missing, RuntimeError, no profiler" in found["notes"]
     assert [rung["trace"] for rung in found["ladder"]] == [None, None]
@@ -239,19 +332,19 @@ def test_kernels_are_timed_once(asked, monkeypatch):
     timed = []
     monkeypatch.setattr(extras.microbench, "projections", lambda engine: timed.append(engine) or [row])
     for _ in range(2):
-        assert ablate.run(asked("keeps", osl=8))["kernels"] == [row]
+        assert run(asked("keeps", osl=8))["kernels"] == [row]
     assert len(timed) == 1
 
 
 def test_progress_rises_to_one(asked):
     shares = []
-    ablate.run(asked("keeps", osl=8), shares.append)
+    run(asked("keeps", osl=8), shares.append)
     assert shares == sorted(shares)
     assert shares[-1] == 1
 
 
 def test_tokens_beyond_whole_windows_are_told(asked):
-    found = ablate.run(asked("keeps", osl=10))
+    found = run(asked("keeps", osl=10))
     assert "whole windows only: the last 2 of 10 tokens are not measured" in found["notes"]
     assert (found["lock"]["osl"], found["windows"]) == (8, 2)
 

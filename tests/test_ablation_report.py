@@ -218,6 +218,24 @@ def test_noise_is_spoken_of():
     assert text(slower).count("within noise") == 1
 
 
+def test_a_gain_is_held_against_the_pair_it_resembles():
+    """All on takes half the time: 30 % of it are 15 % of the baseline."""
+    data = made(all_on_noise_pct=30.0)
+    assert "by chance up to 0.30 %; with all on 30.00 %" in text(data)
+    assert "within noise" not in text(data)  # Shapley values: the baseline's pair
+    pdl, bf16 = data["attribution"]
+    pdl["method"] = bf16["method"] = "ladder"
+    assert "within noise" not in text(data)  # the first rung has the baseline in it, the second gains 37.5 %
+    bf16["gain_pct"] = 14.0
+    assert text(data).count("within noise") == 1
+    pdl["method"] = "leave-one-out"
+    assert text(data).count("within noise") == 2
+    data["all_on_noise_pct"] = None
+    assert "within noise" not in text(data)
+    data["all_on_noise_pct"], data["noise_floor_pct"] = 0.0, 13.0
+    assert text(data | {"attribution": [bf16]}).count("within noise") == 0
+
+
 def test_predictions_and_sampling_errors_are_shown_where_there_are_any():
     data = made()
     data["attribution"][0] |= {"predicted_us": 480.0, "predicted_low": 400.0, "predicted_high": 600.0}
@@ -266,14 +284,18 @@ def test_a_store_goes_on_where_it_ended(place):
         assert store.get("trace", "pdl") is None
 
 
-def test_what_is_finished_stays_as_it_is(place):
+def test_what_is_finished_stays_as_it_is_unless_it_is_replaced(place):
     with Store(place, KEY) as store:
+        store.put("gate", "pdl", 1.0)
         store.finish(0, {"": 1.0})
-        with pytest.raises(ValueError, match="window 0 is finished already"):
-            store.finish(0, {"": 2.0})
+        with pytest.raises(ValueError, match="gate pdl is finished already"):
+            store.put("gate", "pdl", 2.0)
         with pytest.raises(ValueError, match="not JSON compliant"):
             store.finish(1, {"": float("nan")})
-        assert (store.windows(), store.window(0)) == ([0], {"": 1.0})
+        store.finish(0, {"": 1.5, "pdl": 1.0})
+        store.replace("trace", "pdl", 3.0)
+        assert (store.windows(), store.window(0)) == ([0], {"": 1.5, "pdl": 1.0})
+        assert (store.get("gate", "pdl"), store.get("trace", "pdl")) == (1.0, 3.0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +11,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from optim import base, gate  # noqa: E402
-from optim.engine import weights  # noqa: E402
-from optim.engine.config import NANO  # noqa: E402
+from optim import base, gate, kernels, witness  # noqa: E402
+from optim.engine import compose, weights  # noqa: E402
+from optim.engine.config import FLASH, NANO, TINY  # noqa: E402
 from optim.engine.generate import Engine  # noqa: E402
 from optim.gate import Gate  # noqa: E402
+from optim.kernels.norm import naive  # noqa: E402
+from optim.witness import MOST_HALF, MOST_TWIN, Twin  # noqa: E402
 
 PROMPT = list(range(1, 33))
+GPU = torch.cuda.is_available()
 
 
 def made(advance: Callable[[Engine, Callable[[], int]], Callable[[], int]], exact=True, rung=90) -> SimpleNamespace:
@@ -75,6 +79,85 @@ def worth(engine, factor):
     return base.exchanged(ops, head=lambda x, *of: (x.float() @ head.T * factor, None))
 
 
+def exchanging(bind) -> SimpleNamespace:
+    """A pass that claims to round, and puts what bind(operations) gives in the place of operations."""
+    fake = made(keeping, exact=False, rung=102)
+    fake.apply = lambda engine: base.exchanged(engine.model.decode_ops, **bind(engine.model.decode_ops))
+    return fake
+
+
+def experts(change):
+    """Routed experts whose (weights, chosen, shared) go through `change` first."""
+    return lambda ops: {"experts": lambda x, w, *of: ops_experts(ops, x, w, change, *of)}
+
+
+def ops_experts(ops, x, w, change, weights, chosen, shared, limit, all_ops):
+    return compose.experts(x, w, *change(weights, chosen, shared), limit, all_ops)
+
+
+def but_last(weights):
+    return torch.cat([weights[:, :-1], torch.zeros_like(weights[:, -1:])], 1)
+
+
+def undecayed(ops):
+    def gate(*of, kda_gate=ops.kda_gate):
+        decay, beta = kda_gate(*of)
+        return torch.zeros_like(decay), beta
+
+    return {"kda_gate": gate}
+
+
+def without_newest(ops):
+    def attend(q, rope, cache, slots, length, *of, mla_decode=ops.mla_decode):
+        return mla_decode(q, rope, cache, slots, length - (length > 1).int(), *of)
+
+    return {"mla_decode": attend}
+
+
+SABOTAGES = {
+    "no routed experts": experts(lambda weights, chosen, shared: (0 * weights, chosen, shared)),
+    "the wrong experts": experts(lambda weights, chosen, shared: (weights, (chosen + 1) % NANO.experts, shared)),
+    "no shared expert": experts(lambda weights, chosen, shared: (weights, chosen, 0 * shared)),
+    "the last expert dropped": experts(lambda weights, chosen, shared: (but_last(weights), chosen, shared)),
+    "no decay": undecayed,
+    "no MLA": lambda ops: {"mla_core": lambda *of, core=ops.mla_core: 0 * core(*of)},
+    "no head gate": lambda ops: {"head_gate": lambda o, gate: o.contiguous()},
+    "no rope": lambda ops: {"rope": lambda x, *of: x},
+    "the newest token not attended to": without_newest,
+}
+
+
+def in_fp32(ops):
+    """Rounds once where the engine rounds twice: the norm stays in fp32 until it is multiplied."""
+
+    def norm_linears(x, residual, weight, matrices, eps, ops):
+        total = x if residual is None else x + residual
+        normed = naive.rms_norm(total.float(), weight, eps)
+        return tuple((normed @ matrix.float().T).to(x.dtype) for matrix in matrices), total
+
+    return {"norm_linears": norm_linears}
+
+
+def in_two_sums(ops):
+    """Products summed in another order."""
+
+    def linear(x, weight):
+        half = weight.shape[1] // 2
+        parts = [x[:, at].float() @ weight[:, at].float().T for at in (slice(half), slice(half, None))]
+        return (parts[0] + parts[1]).to(x.dtype)
+
+    return {"linear": linear}
+
+
+def another_token(engine):
+    """The right logits, and a token that is not theirs."""
+    token = engine.token
+    return base.exchanged(
+        engine.model.decode_ops,
+        head=lambda *of, head=engine.model.decode_ops.head: (head(*of)[0], token.copy_((token + 1) % NANO.vocab)),
+    )
+
+
 def exhausting(engine, advance):
     class OutOfResources(Exception):
         pass
@@ -115,6 +198,10 @@ def made_passes(monkeypatch):
     for name, factor in {"ruins": 1.0, "spoils": torch.nan}.items():
         fakes[name] = made(keeping, exact=False, rung=101)
         fakes[name].apply = lambda engine, factor=factor: worth(engine, factor)
+    binds = {**SABOTAGES, "in_fp32": in_fp32, "in_two_sums": in_two_sums}
+    fakes |= {name: exchanging(bind) for name, bind in binds.items()}
+    fakes["misleads"] = made(keeping, exact=False, rung=103)
+    fakes["misleads"].apply = another_token
     fakes |= {"still": made(keeping, rung=97), "calm": made(keeping, rung=98)}
     fakes["is_off"] = SimpleNamespace(**{**vars(made(keeping)), "took_effect": off, "rung": 96})
     there = base.passes()
@@ -183,6 +270,101 @@ def test_a_rounding_pass_stays_near(judge):
     assert (found.top1_agreement, found.kl_mean) == (pytest.approx(0, abs=0.2), pytest.approx(5, abs=4.9))
     said = f"top-1 equal at {100 * found.top1_agreement:.2f} % of 10 positions, KL {found.kl_mean:.1e}: too far from"
     assert found.verdict == f"{said} the engine without passes (at least 50 %, at most 0.1)"
+
+
+@pytest.fixture(scope="module")
+def long_gate():
+    """Of more positions; its engine's logits and twin are made once."""
+    prompt = torch.randint(NANO.vocab, (200,), generator=torch.Generator().manual_seed(1)).tolist()
+    return Gate(Engine(NANO, weights.random(NANO, 0, torch.bfloat16, "cpu"), 240, "naive"), prompt, 4, 40)
+
+
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_what_is_wrong_does_not_pass_for_rounding(made_passes, long_gate, name):
+    """Both witnesses see it, where neither KL nor the likeliest token tells."""
+    found = long_gate.judge([name])
+    assert found.kl_mean <= gate.MOST_KL_MEAN
+    assert found.top1_agreement >= gate.LEAST_TOP1
+    assert found.twin_error > 100 * MOST_TWIN
+    assert found.half_error > 2 * MOST_HALF
+    assert not found.ok
+    assert found.verdict.endswith(": more than rounding moves them (at most 0.0001, 0.05)")
+
+
+ROUNDING = [["in_two_sums"], ["in_fp32"], ["proj_concat"], ["bf16_gate", "bf16_head"], ["bf16_head", "in_two_sums"]]
+
+
+@pytest.mark.parametrize("names", ROUNDING, ids="+".join)
+def test_what_only_rounds_passes(made_passes, long_gate, names):
+    found = long_gate.judge(names)
+    assert found.ok
+    assert found.half_error < MOST_HALF / 4
+    assert found.twin_error is None or found.twin_error < MOST_TWIN / 20
+    narrow = [name for name in names if name.startswith("bf16")]
+    assert (found.twin_error is None) == (narrow == names)
+    words = (
+        "fp32 twin none in fp32, "
+        if narrow == names
+        else f" without {', '.join(narrow)}, half layer "
+        if narrow
+        else ""
+    )
+    assert words in found.verdict
+
+
+@pytest.mark.parametrize("c", [NANO, TINY, FLASH], ids=lambda c: c.name)
+def test_a_twin_has_the_parts_of_its_model_and_no_experts_that_nearly_tie(c):
+    """Otherwise rounding alone could choose another expert."""
+    twin = Twin(SimpleNamespace(c=c, token=torch.zeros(1), has_triton=False, use_graph=False))
+    assert (twin.engine.c.q_lora is None) == (c.q_lora is None)
+    assert (twin.engine.c.rope_theta, twin.engine.c.head_gate) == (c.rope_theta, c.head_gate)
+    ops, dice, same = twin.engine.model.decode_ops, torch.Generator().manual_seed(0), []
+
+    def route(logits, *of, route=ops.route):
+        noise = 1e-4 * torch.randn(logits.shape, generator=dice)
+        chosen = [route(x, *of)[1].sort().values for x in (logits, logits + noise)]
+        same.append(torch.equal(*chosen))
+        return route(logits, *of)
+
+    with base.exchanged(ops, route=route):
+        assert twin.distance([]) == 0
+    assert all(same)
+    assert len(same) > 100
+
+
+ROUNDING_KERNELS = [name for name, one in base.passes().items() if not one.exact]
+
+
+@pytest.mark.parametrize(
+    "names", [[name] for name in ROUNDING_KERNELS] if GPU else [["moe_direct", "kda_out"]], ids=str
+)
+def test_kernels_of_passes_only_round(names, monkeypatch):
+    """In Triton; in its interpreter few and short ones."""
+    c, device = NANO, "cuda" if GPU else "cpu"
+    if not GPU:
+        monkeypatch.setattr(witness, "CONTEXTS", (3,))
+        monkeypatch.setattr(witness, "TWIN_STEPS", 2)
+        monkeypatch.setattr(witness, "small", lambda c: replace(c, layers=2, dense_layers=0))
+    twin = Twin(Engine(c, weights.random(c, 0, torch.bfloat16, device), 8, "triton"))
+    if not GPU:
+        twin.engine.model.prefill_ops = compose.complete(kernels.load("naive"))
+    judged = twin.judges(names)
+    assert judged == [name for name in names if not name.startswith("bf16")]
+    assert twin.distance(judged) < MOST_TWIN / 3
+
+
+def test_a_pass_that_takes_another_token_than_its_logits_say_fails(judge):
+    found = judge(["misleads"])
+    assert (found.ok, found.verdict) == (False, "token 1 of a text it is given is not the likeliest by its own logits")
+
+
+def test_the_engine_without_passes_is_held_to_its_own_text(engine):
+    tested = Gate(engine, PROMPT, tokens=12, positions=10)
+    expected = list(tested.text)
+    engine.w.head = -engine.w.head
+    found = tested.judge([])
+    assert not found.ok
+    assert found.verdict.endswith(f", without the passes {expected[found.first_difference]}")
 
 
 def test_what_the_gpu_has_too_little_for_fails(judge):

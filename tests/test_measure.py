@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import re
 from contextlib import suppress
 
 import pytest
@@ -14,7 +15,7 @@ from test_gate import PROMPT, engine, made_passes, one_thread  # noqa: E402, F40
 from ling_prof import UserError  # noqa: E402
 from optim import gate, measure  # noqa: E402
 from optim.engine.generate import Engine  # noqa: E402
-from optim.measure import AGAIN, WARM_UP, Protocol  # noqa: E402
+from optim.measure import AGAIN, ALL_AGAIN, WARM_UP, Protocol  # noqa: E402
 
 COMBINATIONS = [(), ("keeps",), ("bf16_head",), ("keeps", "bf16_head")]
 
@@ -38,11 +39,11 @@ class Clock:
         monkeypatch.setattr(measure.time, "perf_counter_ns", lambda: self.now)
 
 
-def test_every_combination_is_visited_in_every_window_the_baseline_twice(protocol):
+def test_every_combination_is_visited_in_every_window_the_baseline_and_all_on_twice(protocol):
     found = list(protocol.windows())
     assert [window.number for window in found] == [0, 1]
     for window in found:
-        assert window.times.keys() == {AGAIN, 0, 1, 2, 3}
+        assert window.times.keys() == {AGAIN, ALL_AGAIN, 0, 1, 2, 3}
         assert not window.voids
         assert min(window.times.values()) > 1e5  # ns: no step of a model is faster
 
@@ -50,7 +51,7 @@ def test_every_combination_is_visited_in_every_window_the_baseline_twice(protoco
 def test_a_visit_gives_the_time_of_one_token(protocol, monkeypatch):
     Clock(monkeypatch, lambda one: 500 * ("bf16_head" in one.passes))
     window = next(protocol.windows())
-    assert window.times == {AGAIN: 1000, 0: 1000, 1: 1000, 2: 1500, 3: 1500}
+    assert window.times == {AGAIN: 1000, ALL_AGAIN: 1500, 0: 1000, 1: 1000, 2: 1500, 3: 1500}
 
 
 def test_windows_follow_the_text_of_the_base_engine(protocol, monkeypatch):
@@ -68,7 +69,7 @@ def test_the_order_is_drawn_anew_and_the_same_after_a_restart(protocol, monkeypa
     visit = Protocol._visit
     monkeypatch.setattr(Protocol, "_visit", lambda *of: visited.append(of[2]) or visit(*of))
     list(protocol.windows())
-    first, second = visited[:5], visited[5:]
+    first, second = visited[:6], visited[6:]
     assert sorted(first) == sorted(second)
     assert first != second
     visited.clear()
@@ -80,16 +81,27 @@ def test_an_exact_pass_that_decodes_something_else_is_void_from_there_on(protoco
     protocol.combinations = [(), ("lies",), ("keeps",)]
     plain = gate.decode(protocol.engine, PROMPT, 4)
     first, second = protocol.windows()
-    assert first.times.keys() == second.times.keys() == {AGAIN, 0, 2}
+    assert first.times.keys() == second.times.keys() == {AGAIN, ALL_AGAIN, 0, 2}
     assert first.voids[1] == f"token 3 is {(plain[3] + 1) % 512}, without the passes {plain[3]}"
     assert (list(first.voids), second.voids) == ([1], {})
     assert next(protocol.windows(void={1, 2})).times.keys() == {AGAIN, 0}
 
 
+def test_exact_passes_repeat_what_the_rounding_ones_beside_them_decode_alone(protocol):
+    protocol.combinations = [(), ("lies_beside",), ("bf16_head",), ("lies_beside", "bf16_head")]
+    first, second = protocol.windows()
+    assert first.voids.keys() == {3}
+    assert re.fullmatch(r"token 1 is \d+, with bf16_head alone \d+", first.voids[3])
+    assert second.times.keys() == {AGAIN, 0, 1, 2}
+    protocol.combinations = [(), ("lies_beside", "bf16_head")]  # nothing to compare it with
+    assert not next(protocol.windows()).voids
+    assert measure.reference(("lies_beside", "bf16_head"), protocol.combinations) is None
+
+
 def test_passes_that_cannot_be_on_together_are_void(protocol):
     protocol.combinations = [(), ("keeps", "is_off"), ("bf16_head",)]
     first, second = protocol.windows()
-    assert first.times.keys() == second.times.keys() == {AGAIN, 0, 2}
+    assert first.times.keys() == second.times.keys() == {AGAIN, ALL_AGAIN, 0, 2}
     assert (first.voids, second.voids) == ({1: "nothing changed."}, {})
 
 
@@ -117,7 +129,7 @@ def test_progress_rises_to_one(protocol):
     shares = []
     list(protocol.windows(progress=shares.append))
     assert shares == sorted(shares)
-    assert (shares[0], shares[-1], len(shares)) == (0, 1, 2 * 6)
+    assert (shares[0], shares[-1], len(shares)) == (0, 1, 2 * 7)
 
 
 def test_nothing_is_collected_while_time_is_taken():
@@ -126,12 +138,3 @@ def test_nothing_is_collected_while_time_is_taken():
     with suppress(ZeroDivisionError), measure.undisturbed():
         raise ZeroDivisionError
     assert gc.isenabled()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU: timing with cold weights is NOT tested")
-def test_cold_weights_take_longer_than_the_cache_would():
-    weight = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
-    x = torch.randn(1, 2048, device="cuda", dtype=torch.bfloat16)
-    found = measure.cold(lambda w: torch.nn.functional.linear(x, w), [weight])
-    assert found["low_ns"] <= found["median_ns"] <= found["high_ns"]
-    assert found["copies"] * weight.nbytes > 2 * torch.cuda.get_device_properties(0).L2_cache_size

@@ -52,7 +52,20 @@ def _doubt(of: Ablation, row: Attribution) -> str:
     """What speaks against a gain: its interval, the noise floor, and the error of the orders that were drawn."""
     error = row["error_us"]
     drawn = "" if error is None else f"+/- {show_time(error * US)} by the orders drawn"
-    return ", ".join(filter(None, ["within noise" * within_noise(row, of["noise_floor_pct"]), drawn]))
+    return ", ".join(filter(None, ["within noise" * within_noise(row, floor_of(of, row)), drawn]))
+
+
+def floor_of(of: Ablation, row: Attribution) -> float:
+    """The noise floor of a gain, percent of the baseline: of the A/A pair that is nearer to what it compares.
+
+    A rung above the first and leave-one-out compare combinations that are fast, whose host jitters in another way.
+    """
+    base, full, loaded = of["baseline"]["tpot_ms"], of["all_on"]["tpot_ms"], of.get("all_on_noise_pct")
+    higher = {rung["added"] for rung in of["ladder"][2:]}
+    fast = row["method"] == "leave-one-out" or (row["method"] == "ladder" and row["pass"] in higher)
+    if not fast or loaded is None or base is None or full is None:
+        return of["noise_floor_pct"]
+    return loaded * full / base
 
 
 def within_noise(row: Attribution, floor: float) -> bool:
@@ -129,7 +142,11 @@ def kernels(of: Ablation) -> list[RenderableType]:
 def noise(of: Ablation) -> list[RenderableType]:
     """How far one combination measured twice lies apart, and may."""
     percent, high = of["noise_floor_pct"], of["noise_high_pct"]
-    lines: list[RenderableType] = [Text(f"A/A noise floor: {percent:.2f} % of TPOT, by chance up to {high:.2f} %")]
+    loaded = of.get("all_on_noise_pct")
+    full = "" if loaded is None else f"; with all on {loaded:.2f} %"
+    lines: list[RenderableType] = [
+        Text(f"A/A noise floor: {percent:.2f} % of TPOT, by chance up to {high:.2f} %{full}")
+    ]
     loud = f"the noise floor is {QUIET} % or more: measure again on a quiet machine, or with more windows"
     return lines + notes("warning", [loud] * (percent >= QUIET))
 

@@ -153,7 +153,11 @@ def build(c: Config, source: Source, dtype: torch.dtype, device: str) -> SimpleN
 
 def random(c: Config, seed: int = 0, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> SimpleNamespace:
     """Seeded random weights whose activations neither die nor blow up over the layers."""
-    generator = torch.Generator(device).manual_seed(seed)
+    return drawn(c, torch.Generator(device).manual_seed(seed), dtype, device)
+
+
+def drawn(c: Config, generator: torch.Generator, dtype: torch.dtype, device: str) -> SimpleNamespace:
+    """As `random`. The same on every device, if the generator is of one kind."""
     return build(c, lambda _, spec: _draw(spec, c, generator), dtype, device)
 
 
