@@ -19,6 +19,7 @@ import numpy as np
 from ling_prof import ablation_report
 from ling_prof.ablation_report import SCHEMA, Ablation
 from ling_prof.errors import UserError
+from ling_prof.plain_file import check_writable
 from optim import base, designs
 from optim.bench import reservations
 from optim.designs import Design, label
@@ -26,7 +27,7 @@ from optim.engine.generate import Engine
 from optim.extras import RECORDED, Extras, records
 from optim.gate import POSITIONS, TOKENS, Gate, Passing, Verdict, is_exact
 from optim.measure import AGAIN, ALL_AGAIN, WARM_UP, Passes, Progress, Protocol, reference
-from optim.options import AblateOptions, check_folder
+from optim.options import AblateOptions, check_folder, make_folder
 from optim.session import clocks_of, lock_of, open_engine, prompt_for
 from optim.store import Store
 from optim.trace import REHEARSED, SETTLE
@@ -55,12 +56,12 @@ def measured(options: AblateOptions, progress: Progress = lambda _: None) -> Abl
     Raises UserError for an unknown pass or one that is on already, for what cannot be opened or written, for a folder
     that holds another ablation, and where the engine without passes does not repeat itself.
     """
-    check_folder(options.folder)
+    check_results(options.folder)
     base.named(list(chain(*options.players)))  # before the model is built
     tokens = max(options.windows * options.steps + WARM_UP, SETTLE + REHEARSED + RECORDED + 1, TOKENS)
     engine = open_engine(options, tokens + 1, options.seed)  # run-ahead needs one more
     players = players_of(engine, options)
-    options.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(options.folder)
     with Store(options.folder / STORE, _key(engine, options, players)) as store:
         work = _Work(engine, options, store, players)
         found = work.report(progress)
@@ -68,6 +69,16 @@ def measured(options: AblateOptions, progress: Progress = lambda _: None) -> Abl
             save(found, options)
         Extras(found, engine, options, store, work.prompt).add(work.rungs, _part(progress, 2))
     return found
+
+
+def check_results(folder: Path) -> None:
+    """Raises UserError for a folder that cannot be written, or has a report which no run there can have left."""
+    check_folder(folder)
+    if folder.exists():
+        check_writable(folder / REPORT)
+    if (folder / REPORT).exists() and not (folder / STORE).exists():
+        left = f"{folder / REPORT} is there without the {STORE} of its run"
+        raise UserError(f"{left}; move it away, or give another folder with --output.")
 
 
 def players_of(engine: Engine, options: AblateOptions) -> list[Passes]:
@@ -125,7 +136,10 @@ class _Verdicts(dict[Passes, Verdict]):
 
     def __missing__(self, passes: Passes) -> Verdict:
         if (kept := self.store.get("gate", label(passes))) is not None:
-            self[passes] = Verdict(**{**kept, "passes": passes})
+            try:
+                self[passes] = Verdict(**{**kept, "passes": passes})
+            except TypeError:
+                raise self.store.damaged("gate", label(passes)) from None
             return self[passes]
         self[passes] = self.gate.judge(list(passes))
         if not isinstance(self[passes].verdict, Passing):
@@ -143,6 +157,7 @@ class _Work:
     asked: list[Passes]
 
     def report(self, progress: Progress) -> Ablation:
+        begun = self._begun()
         self._judge(_part(progress, 0))
         self._measure(_part(progress, 1))
         said = designs.estimate(self.design, self.times, self.options.seed, failed=self.failed)
@@ -151,12 +166,12 @@ class _Work:
         return {
             "schema": SCHEMA,
             "command": self.options.command,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "date": begun["date"],
             "code": code(),
             "lock": lock_of(self.engine, self.options.request).to_dict(),
             "target": "engine",
             "design": self.options.design,
-            "clocks": clocks_of(self.engine),
+            "clocks": begun["clocks"],
             "noise_floor_pct": noise[0],
             "noise_high_pct": noise[1],
             "all_on_noise_pct": loaded,
@@ -173,6 +188,13 @@ class _Work:
             "kernels": [],
             "notes": list(self._notes()),
         }
+
+    def _begun(self) -> dict[str, Any]:
+        """date and clocks of the first run."""
+        if (kept := self.store.get("begun", "")) is None:
+            kept = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "clocks": clocks_of(self.engine)}
+            self.store.put("begun", "", kept)
+        return kept
 
     @cached_property
     def blocked(self) -> dict[Passes, str]:

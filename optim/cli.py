@@ -1,5 +1,5 @@
 """The commands `bench`, `bench compare`, `ablate`, `trace`, `passes`,
-`calibrate` and `score`. Only the engine imports torch."""
+`calibrate`, `score` and `tune`. Only the engine imports torch."""
 
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +13,7 @@ from ling_prof.errors import UserError
 from optim.options import DESIGNS, DTYPES, AblateOptions, BenchOptions, TraceOptions, check_folder
 
 NEEDED = ("safetensors", "torch", "triton")
+TABLE = Path(__file__).parent / "kernels/tiles.json"
 INSTALL = 'pip install "ling-prof[gpu]"'
 
 MODEL = typer.Option("--model", metavar="NAME_OR_FOLDER", help="A bundled configuration, or a checkpoint folder.")
@@ -39,6 +40,7 @@ def register(app: typer.Typer) -> None:
     app.command("passes")(passes)
     app.command("calibrate")(calibrate)
     app.command("score")(score)
+    app.command("tune")(tune)
 
 
 def bench(
@@ -237,6 +239,18 @@ def score(
     if page is not None:
         scoring.renew(page, found)
     print_json(found) if as_json else print_parts(*show(found))
+
+
+def tune(
+    model: Model,
+    isl: Isl = 8192,
+    only: Annotated[str, typer.Option(metavar="REGEX", help="Kernels to search for; default: all.")] = "",
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="The table; default: the one that the kernels read.")
+    ] = TABLE,
+) -> None:
+    """Searches the tile sizes of the kernels for this GPU, all optimizations on."""
+    _engine("tune", None).run(model, isl, only, output, lambda line: print_parts(line))
 
 
 def _engine(name: str, device: str | None) -> ModuleType:

@@ -191,6 +191,14 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"{folder} cannot be written: {there} {fault}; give another folder with --output.")
 
 
+def make_folder(folder: Path) -> None:
+    """Raises UserError where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made ({error.strerror}); give another folder with --output.") from None
+
+
 def _need(holds: bool, option: str, what: str) -> None:
     if not holds:
         raise UserError(f"{option} takes {what}.")

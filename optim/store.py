@@ -8,12 +8,16 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from ling_prof.errors import UserError
 from ling_prof.plain_file import check_writable
 
 TABLE = "CREATE TABLE finished (kind TEXT, name TEXT, value TEXT NOT NULL, PRIMARY KEY (kind, name))"
+Time = Annotated[float, msgspec.Meta(gt=0, lt=1e15)]
+SHAPES: dict[str, Any] = {"key": dict, "window": dict[str, Time], "void": str, "kernels": list, "begun": dict}
 LONGEST = 60  # characters of a value that a sentence shows
 ELSEWHERE = "give another folder with --output"
 FAULTS = {
@@ -81,6 +85,8 @@ class Store:
         """The numbers of the finished windows, ascending."""
         with self._spoken():
             found = self._db.execute("SELECT name FROM finished WHERE kind = 'window'").fetchall()
+        if odd := [name for (name,) in found if not name.isdigit()]:
+            raise self.damaged("window", odd[0])
         return sorted(int(name) for (name,) in found)
 
     def put(self, kind: str, name: str, value: Any) -> None:
@@ -106,7 +112,16 @@ class Store:
         with self._spoken():
             query = "SELECT value FROM finished WHERE kind = ? AND name = ?"
             row = self._db.execute(query, (kind, name)).fetchone()
-        return None if row is None else json.loads(row[0])
+        if row is None:
+            return None
+        try:
+            return msgspec.json.decode(row[0], type=SHAPES.get(kind, Any))
+        except (msgspec.MsgspecError, UnicodeEncodeError):
+            raise self.damaged(kind, name) from None
+
+    def damaged(self, kind: str, name: str) -> UserError:
+        """The error for a row that cannot be what was kept."""
+        return UserError(f"{self.path} is damaged: its {kind} {name or 'row'} is not what was kept; {ELSEWHERE}.")
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:

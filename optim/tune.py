@@ -1,16 +1,15 @@
-"""Searches tile sizes for the GPU at hand: `python -m optim.tune --model ling-3.0-tiny` rewrites the table.
+"""Searches tile sizes for the GPU at hand: `ling-prof tune --model ling-3.0-tiny` rewrites the table.
 
 Each choice is timed where it counts: all passes on, in the captured forward pass, whose weights no cache holds. One
 kernel after the other takes its best, those of the largest matrices first; then all again, since a kernel that takes
 fewer registers leaves them to the next one. A tile with which half a layer computes something else is left out.
 """
 
-import argparse
 import json
 import math
 import re
 import statistics
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -96,30 +95,20 @@ def check_pattern(only: str) -> None:
         ) from None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--isl", type=int, default=8192)
-    parser.add_argument("--only", default="", help="a pattern of the kernels to search for; default: all")
-    parser.add_argument("--output", type=Path, default=tiles.TABLE)
-    asked = parser.parse_args()
-    check_pattern(asked.only)
-    check_writable(asked.output)
+def run(model: str, isl: int, only: str, output: Path, say: Callable[[str], object] = print) -> None:
+    """Searches with random weights, all passes on, and adds what is found to the table in `output`.
+
+    Raises UserError without a GPU, for a pattern that is none, and for a file that cannot be written.
+    """
+    check_pattern(only)
+    check_writable(output)
     if not torch.cuda.is_available():
         raise UserError("tiles are searched on a CUDA GPU, and torch finds none here.")
-    engine = open_engine(RunOptions(model=asked.model, isl=asked.isl), ROOM)
+    engine = open_engine(RunOptions(model=model, isl=isl), ROOM)
     names = [name for name, module in base.passes().items() if name != "host_run_ahead" and not module.blocked(engine)]
     with base.applied(engine, names):
-        engine.prefill(prompt_for(engine.c, asked.isl, 0))
-        found = search(engine, asked.only)
-    table = json.loads(asked.output.read_text()) if asked.output.exists() else {}
+        engine.prefill(prompt_for(engine.c, isl, 0))
+        found = search(engine, only, say)
+    table = json.loads(output.read_text()) if output.exists() else {}
     table.setdefault(tiles.gpu(), {}).update(found)
-    write(table, asked.output)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"ling-prof: {error}", file=sys.stderr)
-        sys.exit(2)
+    write(table, output)

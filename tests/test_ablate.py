@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sqlite3
 from functools import partial
 
 import pytest
@@ -189,6 +190,49 @@ def test_another_ablation_in_the_folder_is_refused(asked):
     run(asked("keeps", osl=8))
     with pytest.raises(UserError, match="holds another ablation, which differs in players"):
         run(asked("slow", osl=8))
+
+
+def test_a_report_that_no_run_there_left_is_kept(asked):
+    asked = asked("keeps")
+    asked.folder.mkdir(parents=True)
+    (asked.folder / "ablation.json").write_text("mine")
+    with pytest.raises(
+        UserError, match=r"ablation\.json is there without the ablation\.sqlite of its run; move it away"
+    ):
+        run(asked)
+    assert (asked.folder / "ablation.json").read_text() == "mine"
+
+
+def test_a_report_that_cannot_be_written_is_found_out_before_the_model_is_built(asked, monkeypatch):
+    monkeypatch.setattr(ablate, "open_engine", None)
+    asked = asked("keeps")
+    (asked.folder / "ablation.json").mkdir(parents=True)
+    with pytest.raises(UserError, match="it is no regular file"):
+        run(asked)
+
+
+def test_a_folder_that_cannot_be_made_is_named(asked):
+    with pytest.raises(UserError, match="cannot be made .File name too long.; give another folder"):
+        run(asked("keeps", output=asked("keeps").folder / ("x" * 300)))
+
+
+def test_a_verdict_that_is_damaged_is_named(asked):
+    asked = asked("keeps")
+    run(asked)
+    with sqlite3.connect(asked.folder / "ablation.sqlite") as db:
+        db.execute("UPDATE finished SET value = ? WHERE kind = 'gate'", ('{"x": 1}',))
+    db.close()
+    with pytest.raises(UserError, match=r"is damaged: its gate"):
+        run(asked)
+
+
+def test_a_run_that_only_repeats_what_is_there_keeps_its_date(asked):
+    asked = asked("keeps")
+    first = run(asked)
+    with sqlite3.connect(asked.folder / "ablation.sqlite") as db:
+        db.execute("UPDATE finished SET value = replace(value, '20', '19') WHERE kind = 'begun'")
+    db.close()
+    assert run(asked)["date"] == first["date"].replace("20", "19")
 
 
 def test_where_nothing_can_be_applied_the_baseline_is_told(asked):

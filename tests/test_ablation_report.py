@@ -346,6 +346,30 @@ def test_a_file_of_something_else_is_refused_and_left_alone(place, fill, words):
     assert os.listdir(place.parent) == [place.name]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("window", "0", "{"),
+        ("window", "0", "[1]"),
+        ("window", "0", '{"": -1.0}'),
+        ("window", "zero", "{}"),
+        ("key", "", "{"),
+        ("key", "", "[]"),
+        ("void", "pdl", "3"),
+    ],
+)
+def test_a_damaged_row_is_named(place, kind, name, value):
+    with Store(place, KEY) as store:
+        store.finish(1, {"": 1.0})
+    with sqlite3.connect(place) as db:
+        db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?)", (kind, name, value))
+    db.close()
+    with pytest.raises(UserError, match=rf"ablation\.db is damaged: its {kind} .* is not what was kept; give another"):
+        with Store(place, KEY) as store:
+            store.windows()
+            store.get(kind, name)
+
+
 def test_a_place_that_cannot_be_written_is_refused(place, monkeypatch):
     with pytest.raises(UserError, match="its folder does not exist"):
         Store(place / "deeper.db", KEY)
@@ -375,7 +399,7 @@ from optim.store import Store
 with Store(Path(sys.argv[1]), {"windows": 30}) as store:
     number = len(store.windows())
     while True:
-        store.finish(number, {str(i): number * 1000.0 + i for i in range(200)})
+        store.finish(number, {str(i): number * 1000.0 + i + 1 for i in range(200)})
         print(number, flush=True)
         number += 1
 """
@@ -396,7 +420,7 @@ def test_a_killed_run_loses_at_most_its_window(place):
         assert there == list(range(len(there)))
         assert len(there) - 1 in (told, told + 1)
         for number in there:
-            assert store.window(number) == {str(i): number * 1000.0 + i for i in range(200)}
+            assert store.window(number) == {str(i): number * 1000.0 + i + 1 for i in range(200)}
 
 
 def test_these_modules_bring_neither_torch_nor_triton():

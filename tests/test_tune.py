@@ -1,13 +1,12 @@
 """The search for tiles: every kernel takes its fastest choice, and none that does not fit."""
 
 import math
-import subprocess
-import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
+from test_cli import refused
 
 from ling_prof.errors import UserError
 from optim import base, tune, witness
@@ -80,14 +79,14 @@ def test_the_tiles_of_an_engine_are_told_apart_by_its_steps(monkeypatch):
 
 
 def test_a_pattern_that_is_none_ends_in_one_sentence():
-    command = [sys.executable, "-m", "optim.tune", "--model", "nano", "--only", "("]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("ling-prof: --only '(' is no regular expression (")
+    assert refused("tune", "--model", "nano", "--only", "(").startswith(
+        "ling-prof: --only '(' is no regular expression ("
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_one_sentence():
-    done = subprocess.run([sys.executable, "-m", "optim.tune", "--model", "nano"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "ling-prof: tiles are searched on a CUDA GPU, and torch finds none here.\n"
+    assert (
+        refused("tune", "--model", "nano")
+        == "ling-prof: tiles are searched on a CUDA GPU, and torch finds none here.\n"
+    )

@@ -1,4 +1,4 @@
-"""Tile sizes of the kernels by GPU, kernel and shape: searched by `python -m optim.tune`, kept in tiles.json.
+"""Tile sizes of the kernels by GPU, kernel and shape: searched by `ling-prof tune`, kept in tiles.json.
 
 A GPU or shape that the table does not know takes the first choice of the kernel.
 """

@@ -17,7 +17,7 @@ FP32 = "gemv.*float, float|sgemm"
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "dtype", role="dense_gemm", layer="head")
+    return kernels(trace, "dtype", name=FP32, layer="head")
 
 
 def predict(graph, costs):

@@ -15,7 +15,7 @@ blocked, apply, took_effect = operation("kda", "optim.kernels.kda.fused")
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", name="^kda_")
+    return kernels(trace, "fuse", name="^kda_gated_norm")
 
 
 def predict(graph, costs):

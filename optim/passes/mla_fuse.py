@@ -13,11 +13,12 @@ removes = "eight launches of an MLA layer, and idle processors while it attends"
 lowers = "mla"
 rung = 15
 exact = False
+OWN = "norm_gemv|gemv|mla_(query|absorb|split|join|values)_"
 blocked, exchange, took_effect = operation("mla_core", "optim.kernels.mla.fused")
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", layer="layer N mla")
+    return kernels(trace, "fuse", name=f"^(?!{OWN})", layer="layer N mla")
 
 
 def predict(graph, costs):

@@ -15,7 +15,7 @@ blocked, apply, took_effect = operation("moe", "optim.kernels.moe.fused")
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", layer="layer N moe")
+    return kernels(trace, "fuse", name="^(?!moe_front|experts_(up|down)_kernel)", layer="layer N moe")
 
 
 def predict(graph, costs):

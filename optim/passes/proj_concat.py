@@ -16,7 +16,7 @@ exact = False
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", role="dense_gemm", layer="layer N (kda|mla)")
+    return kernels(trace, "fuse", name="^(?!norm_gemv)", role="dense_gemm", layer="layer N (kda|mla)")
 
 
 def predict(graph, costs):

@@ -10,13 +10,14 @@ removes = "the bandwidth that tiles for many tokens waste on one"
 lowers = "dense_gemm"
 rung = 9
 exact = False
+MATRICES = "^(?!.*(gemv|head_argmax))"  # products not made for one token
 blocked, apply, took_effect = operation("linear", "optim.kernels.linear.gemv")
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "scale", role="dense_gemm")
+    return kernels(trace, "scale", name=MATRICES, role="dense_gemm")
 
 
 def predict(graph, costs):
     graph = drop(graph, named(graph, "splitKreduce|reduce_1Block"))
-    return shorten(graph, named(graph, "^(?!.*(gemv|head_argmax))", role="dense_gemm"), costs.gemm, costs, early=True)
+    return shorten(graph, named(graph, MATRICES, role="dense_gemm"), costs.gemm, costs, early=True)
