@@ -78,6 +78,15 @@ def test_what_a_trace_cannot_say_is_told(trace, monkeypatch):
     assert (row["sites"], row["cannot_say"]) == (None, "cannot say the layer of a kernel: nothing names it; record it.")
 
 
+def test_little_is_left_to_change_where_all_are_on():
+    """Kernels that passes put in are none of their sites."""
+    last = load(BUNDLED / "ladder/16-seam_fuse.json.gz")
+    for name, module in base.passes().items():
+        left = module.find(last)
+        if name not in ("pdl", "proj_concat"):  # what is idle still; products out, which nothing joins
+            assert left["count"].sum() < 3, (name, left)
+
+
 def test_figures_of_sites(trace):
     """Two alignment launches in each of 23 layers; one head; 18 KDA layers of five products, 6 MLA layers of seven."""
     align = base.passes()["moe_align_pairs"].find(trace)
