@@ -212,7 +212,7 @@ def test_a_report_that_cannot_be_written_is_found_out_before_the_model_is_built(
 
 
 def test_a_folder_that_cannot_be_made_is_named(asked):
-    with pytest.raises(UserError, match="cannot be made .File name too long.; give another folder"):
+    with pytest.raises(UserError, match=r"cannot be made \(File name too long\); give another folder"):
         run(asked("keeps", output=asked("keeps").folder / ("x" * 300)))
 
 

@@ -364,10 +364,13 @@ def test_a_damaged_row_is_named(place, kind, name, value):
     with sqlite3.connect(place) as db:
         db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?)", (kind, name, value))
     db.close()
-    with pytest.raises(UserError, match=rf"ablation\.db is damaged: its {kind} .* is not what was kept; give another"):
+
+    def read():
         with Store(place, KEY) as store:
-            store.windows()
-            store.get(kind, name)
+            return store.windows(), store.get(kind, name)
+
+    with pytest.raises(UserError, match=rf"ablation\.db is damaged: its {kind} .* is not what was kept; give another"):
+        read()
 
 
 def test_a_place_that_cannot_be_written_is_refused(place, monkeypatch):
