@@ -288,7 +288,8 @@ def diff(
 def whatif(
     trace: TracePath,
     do: Annotated[
-        str | None, typer.Option("--do", metavar="A,B", help="Edits to apply together: see --list; also drop=REGEX.")
+        list[str] | None,
+        typer.Option("--do", metavar="A,B", help="Passes, wait=REGEX, drop=REGEX, zero=ROLE or -pdl; repeatable."),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="Every pass that finds sites, alone and together.")] = False,
     calibration: Annotated[
@@ -306,10 +307,9 @@ def whatif(
     """Predicts a step with waits, launches, gaps or kernels changed: replayed together, with a low and a high."""
     from ling_prof.whatif import predict
 
-    if (do is None) != list_all:
+    if bool(do) == list_all:
         raise UserError("whatif takes --do EDITS or --list, one of them.")
-    names = [name.strip() for name in (do or "").split(",")]
-    edits = predict.chosen(names) if do is not None else {}  # before the trace is read
+    edits = predict.chosen(predict.asked_for(do or []))  # before the trace is read
     chosen = {"steps": steps, "device": device, "skip": skip, "accept_length": accept_length}
     options = view_options(unprofiled_tpot, **chosen)
     loaded = load_trace(trace, partial)

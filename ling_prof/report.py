@@ -70,7 +70,7 @@ def report(trace: Trace, options: Options = Options(), progress: Progress = lamb
         "summary": summaries,
         "steps": [step(row) for row in rows.pop("ledger")],
         **rows,
-        "helps": [{**row, "device": view.ops.device} for view in seen[:1] for row in helps(view)],
+        "helps": helps(seen[0]),
         "cannot_say": list({json.dumps(c): c for c in cannot}.values()),
     }
     return Report(data)

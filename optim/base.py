@@ -39,7 +39,7 @@ COLUMNS = {
     "time_ns": "per step: what the edit is about, busy or idle",
     "edit": "what-if transformation, one of EDITS",
 }
-EDITS = ("remove_wait", "to_graph", "chain", "fuse", "dtype", "scale")
+EDITS = ("remove_wait", "to_graph", "chain", "fuse", "merge", "drop", "scale", "shorten")  # of ling_prof.whatif.edits
 NEEDED = ("__doc__", "removes", "rung", "lowers", "find", "blocked", "apply", "took_effect")
 SHOWN = (*CLASSES, *ROLES, *COUNTS)  # what `lowers` may name
 

@@ -40,7 +40,7 @@ def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str
         "ablation": ablation["command"],
         "date": ablation["date"],
         "replayed_ms": found.unchanged.step / 1e6,
-        "replay_error_pct": 100 * (found.unchanged.step / found.recorded - 1),
+        "replay_error_pct": found.replay_error,
         "basis": found.basis,
         "rows": rows,
         "total": _total(ablation, gains, found.room, step),
@@ -89,8 +89,10 @@ def _total(ablation: Ablation, gains: dict[str, np.ndarray], room: float, step: 
 
 
 def _statistics(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    errors = [abs(row["error_us"]) for row in rows]
+    errors, gains = ([abs(row[key]) for row in rows] for key in ("error_us", "measured_us"))
     return {
+        "zero_error_us": float(np.median(gains)),
+        "median_band_us": float(np.median([row["predicted_high"] - row["predicted_low"] for row in rows])),
         "median_error_us": float(np.median(errors)),
         "median_error_pct": float(
             np.median([100 * e / abs(r["measured_us"]) for e, r in zip(errors, rows, strict=True) if r["measured_us"]])
@@ -135,27 +137,34 @@ def _parts(page: Path) -> tuple[str, str]:
     return before, after
 
 
+def shown_rows(scored: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows, and one of all passes together where that was measured."""
+    total = scored["total"]
+    return [*scored["rows"], *([{"pass": "all on", "method": "", **total}] if total else [])]
+
+
 def table(scored: dict[str, Any]) -> str:
     """The rows and statistics as Markdown."""
     lines = [
         "| pass | by | measured, us | predicted, us | band, us | error, us | inside |",
         "|---|---|--:|--:|--:|--:|---|",
     ]
-    for row in [*scored["rows"], *([{"pass": "all on", "method": "", **scored["total"]}] if scored["total"] else [])]:
+    for row in shown_rows(scored):
         band = f"{row['predicted_low']:.1f} to {row['predicted_high']:.1f}"
         figures = f"{row['measured_us']:.1f} | {row['predicted_us']:.1f} | {band} | {row['error_us']:+.1f}"
         lines.append(
             f"| {row['pass'].replace('+', ' + ')} | {row['method']} | {figures} | {'yes' if row['inside'] else 'no'} |"
         )
-    count = len(scored["rows"])
-    return "\n".join([*lines, "", *sentences(scored, count)]) + "\n"
+    return "\n".join([*lines, "", *sentences(scored)]) + "\n"
 
 
-def sentences(scored: dict[str, Any], count: int) -> list[str]:
+def sentences(scored: dict[str, Any]) -> list[str]:
     """What the errors come to, and where the figures come from."""
+    count = len(scored["rows"])
     return [
         f"Median error {scored['median_error_us']:.1f} us, {scored['median_error_pct']:.0f} % of the gain; "
         f"{scored['small']} of {count} within {OF_GAIN:.0%} of the gain or {OF_STEP:.0%} of the step; "
-        f"{scored['inside']} of {count} inside the band.",
+        f"{scored['inside']} of {count} inside the band, at the median {scored['median_band_us']:.0f} us wide. "
+        f"To predict no gain at all would be off by {scored['zero_error_us']:.1f} us at the median.",
         f"Measured {scored['date'][:10]} by `{scored['ablation']}`. {scored['basis']}",
     ]

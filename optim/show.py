@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ling_prof.render.text import table_of
 from ling_prof.units import show_time
-from optim.score import sentences
+from optim.score import sentences, shown_rows
 
 
 def passes(rows: list[dict[str, Any]]) -> list[RenderableType]:
@@ -51,7 +51,7 @@ def score(scored: dict[str, Any]) -> list[RenderableType]:
     columns = ("pass", "by", "measured", "predicted", "at least", "at most", "error", "inside")
     table = table_of("Predicted beside measured", *columns, left=("pass", "by", "inside"))
     keys = ("measured_us", "predicted_us", "predicted_low", "predicted_high", "error_us")
-    for row in [*scored["rows"], *([{"pass": "all on", "method": "", **scored["total"]}] if scored["total"] else [])]:
+    for row in shown_rows(scored):
         times = (show_time(row[key] * 1e3) for key in keys)
         table.add_row(row["pass"], row["method"], *times, "yes" if row["inside"] else "NO")
-    return [table, *(Text(line) for line in sentences(scored, len(scored["rows"])))]
+    return [table, *(Text(line) for line in sentences(scored))]

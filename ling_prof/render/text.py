@@ -255,7 +255,11 @@ def copies(report: Report, top: int) -> list[RenderableType]:
 
 def helps(report: Report, top: int) -> list[RenderableType]:
     """What each optimization would save of a step of the busiest device."""
-    return alone(report["helps"], top)
+    found = report["helps"]
+    if not found["rows"]:
+        return []
+    said = f"{found['basis']} Unchanged, the replay is off by {found['replay_error_pct']:+.2f} %."
+    return [*alone(found["rows"], top), Text(one_line(said))]
 
 
 def alone(rows: Sequence[dict[str, Any]], top: int) -> list[RenderableType]:

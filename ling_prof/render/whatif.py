@@ -18,6 +18,7 @@ def render(found: dict[str, Any], top: int) -> list[RenderableType]:
         Text(one_line(found["trace"]), style="bold"),
         Text(f"step {show_time(found['recorded_ns'])} as recorded, replayed unchanged {replayed}"),
         Text(one_line(found["basis"])),
+        *(Text(one_line(f"note: {said}"), style="yellow") for said in found["cannot_say"]),
     ]
     if not found["edits"]:
         return [*lines, Text("\nno pass finds anything to change here"), *_path(found)]
@@ -42,5 +43,5 @@ def _path(found: dict[str, Any]) -> list[RenderableType]:
     step = sum(found["critical_path"].values())
     shares = {name: f"{show_time(ns)}, {100 * ns / step:.1f} %" for name, ns in found["critical_path"].items()}
     slack = found["host_slack_ns"]
-    said = "not recorded" if slack is None else f"{show_time(slack)} a step before it shows"
-    return [*pairs("The critical path of a step", shares), *pairs("", {"the host could take longer by": said})]
+    said = "nothing shows how much longer" if slack is None else f"{show_time(slack)} longer a step before it shows"
+    return [*pairs("The critical path of a step", shares), Text(f"the host could take {said}")]

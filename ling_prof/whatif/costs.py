@@ -53,7 +53,7 @@ def reckoning(gpu: str | None, table: Path | None = None) -> Reckoning:
     if gpu in known:
         return _of(known[gpu], 1.0, f"the table of the {gpu} that comes along, {known[gpu]['date'][:10]}")
     whose = gpu or "this GPU, which the recording does not name"
-    said = f"no table for {whose}, so that of the {STAND_IN} stands in with wider bands; ling-prof calibrate makes one"
+    said = f"no table for {whose}: that of the {STAND_IN} stands in, from half to twice; ling-prof calibrate makes one"
     return _of(known[STAND_IN], WIDER, said)
 
 
@@ -63,23 +63,24 @@ def _of(table: Calibration, room: float, source: str) -> Reckoning:
     little, and much, each with the least and the most that an early one hides."""
     gap, period, empty, launch = table["gap_ns"]["graph"], table["period_ns"], table["empty_ns"], table["graph_launch"]
     size, time = (np.array([row[key] for row in table["chained"]], float) for key in ("bytes", "graph_ns"))
-    early = [row["graph_ns"] - row["pdl_ns"] for row in table["chained"]]
+    crossing = float(np.polyfit(size, time, 1)[1]) - gap
+    early = [max(0.0, row["graph_ns"] - row["pdl_ns"]) for row in table["chained"]]
     gemm = [row["gemm_ns"] - row["gemv_ns"] for row in table["products"]]
     pdl, traced = period["graph"] - period["pdl"], gap + empty - period["graph"]
     likely = Costs(
         empty=empty,
-        kernel=float(np.polyfit(size, time, 1)[1]) - gap,
+        kernel=max(empty, crossing),
         gap=gap,
         pdl=max(0.0, pdl),
         early=float(np.median(early)),
         gemm=float(np.median(gemm)),
         traced=max(0.0, traced / 2),
-        base=launch["base_ns"],
-        node=launch["node_ns"],
+        base=max(0.0, launch["base_ns"]),
+        node=max(0.0, launch["node_ns"]),
     )
     low, high = (float(value) for value in np.quantile(gemm, (0.25, 0.75)))
     least = {"kernel": empty, "empty": empty / 2, "pdl": likely.pdl / 2, "gemm": low}
-    most = {"kernel": time[0] - gap, "empty": likely.kernel, "pdl": min(early), "gemm": high}
+    most = {"kernel": max(likely.kernel, time.min() - gap), "empty": likely.kernel, "pdl": min(early), "gemm": high}
     ends = [
         replace(likely, **{name: float(value) * wider for name, value in {**side, "early": ahead}.items()})
         for side, wider in ((least, 1 / room), (most, room))

@@ -1,6 +1,6 @@
-"""The critical path of a replay: the chain of ops, gaps and host work that decided when its last round ended.
+"""The critical path of a replay: the chain of ops, gaps and host work that decided when each round ended.
 
-Walked backwards from there: from each op and call to what held it up. Its pieces add up to the time of all rounds.
+Walked backwards from there to where the round began: from each op and call to what held it up.
 """
 
 from collections import Counter
@@ -12,22 +12,30 @@ from ling_prof.whatif.graph import Graph
 from ling_prof.whatif.replay import CLOSE, Replay, replay, scaled
 
 START, END, CALLED, RETURNED = range(4)
-MOST, FINE = 16.0, 0.005  # of a pace, the largest and the least that are tried
+MOST, FINE = 64.0, 0.005  # of a pace: the largest, and the least difference, that is tried
 Place = tuple[int, int]  # one of the four, and which op or call
 Piece = tuple[str, int, Place | None]  # its class, since when, and what came before
 
 
 def critical_path(graph: Graph, found: Replay) -> dict[str, float]:
-    """Class of the ledger -> ns a round on the path, largest first.
+    """Class of the ledger -> ns a round on the path, largest first; together the mean round.
 
     sync_stall: from the end of an op that the host waited for until it went on; host_bound: the host's own time, in
     calls too.
     """
     total: Counter[str] = Counter()
-    first, last = int(found.start[graph.begins[0]]), int(graph.ends[-1])
-    place: Place | None = (START, last) if last >= 0 else (END, int(np.argmax(found.end)))
-    until = int(found.start[last] if last >= 0 else found.end.max())
     steps = _Steps(graph, found)
+    for begin, end in zip(graph.begins.tolist(), graph.ends.tolist(), strict=True):
+        place = (START, end) if end >= 0 else (END, int(np.argmax(found.end)))
+        total.update(_walked(steps, place, int(found.start[begin])))
+    return {name: ns / len(graph.begins) for name, ns in total.most_common() if ns}
+
+
+def _walked(steps: "_Steps", place: Place | None, first: int) -> Counter[str]:
+    """Class -> ns on the way back from a place to the time `first`."""
+    kind, at = place or (START, 0)
+    until = int((steps.found.start if kind == START else steps.found.end)[at])
+    total: Counter[str] = Counter()
     while place is not None and until > first:
         pieces = list(steps.back(place))
         for name, since, _ in pieces:
@@ -36,8 +44,7 @@ def critical_path(graph: Graph, found: Replay) -> dict[str, float]:
             until = since
         place = pieces[-1][-1]
     total["unknown"] += until - first
-    rounds = len(graph.begins)
-    return {name: ns / rounds for name, ns in total.most_common() if ns}
+    return total
 
 
 class _Steps:
@@ -88,13 +95,17 @@ class _Steps:
 
 
 def host_slack(graph: Graph, found: Replay) -> float | None:
-    """How much longer the host's work of a round could get before the step does, ns; None where no work is recorded."""
+    """How much longer the host's work of a round could get before the step does, ns; None where no work is recorded, or
+    MOST times as much does not show."""
     work = float(graph.lead.sum() + graph.cost.sum()) / len(graph.begins)
-    if not work:
+
+    def shows(pace: float) -> bool:
+        return replay(graph, pace, found.stretch).step > found.step * (1 + CLOSE)
+
+    if not work or not shows(found.pace + MOST):
         return None
     low, high = found.pace, found.pace + MOST
     while high - low > FINE:
-        pace = (low + high) / 2
-        shows = replay(graph, pace, found.stretch).step > found.step * (1 + CLOSE)
-        low, high = (low, pace) if shows else (pace, high)
+        middle = (low + high) / 2
+        low, high = (low, middle) if shows(middle) else (middle, high)
     return work * (low - found.pace)

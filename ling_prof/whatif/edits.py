@@ -6,7 +6,7 @@ They compose: what one drops or changes the next one sees so. Masks and groups h
 import numpy as np
 
 from ling_prof.whatif.costs import Costs
-from ling_prof.whatif.graph import NONE, Graph
+from ling_prof.whatif.graph import NONE, Graph, Text
 
 TRITON = r"^(?!nvjet|cutlass|cublas|sm\d|ampere|hopper)[a-z0-9_]+$"
 
@@ -56,12 +56,15 @@ def drop(graph: Graph, mask: np.ndarray) -> Graph:
         return graph
     free = _launched_alone(graph, mask) & (graph.before >= 0)
     calls = graph.launch[free]
+    first = free & (graph.round != graph.round[graph.before])  # what the host did before a round, it still does
+    after_wait = calls[graph.blocks[graph.previous[calls]] | (graph.previous[calls] < 0)] if len(calls) else calls
+    lead = _without(graph.lead, np.setdiff1d(calls, np.r_[graph.launch[first], after_wait]))
     return graph.with_(
         gone=graph.gone | mask,
         duration=np.where(mask, 0, graph.duration),
         gap=np.where(mask, 0, graph.gap),
         launch=np.where(free, NONE, graph.launch),
-        lead=_without(graph.lead, calls),
+        lead=lead,
         cost=_without(graph.cost, calls),
     )
 
@@ -99,22 +102,26 @@ def to_graph(graph: Graph, mask: np.ndarray, costs: Costs) -> Graph:
     if not single.any():
         return graph
     waits = np.cumsum(graph.awaits >= 0)[graph.launch]  # no graph goes on behind a call that waits for it
-    group = runs(graph, single, waits)
+    group = runs(graph.with_(layer=Text(np.zeros(len(mask), np.int64), np.array([""], object))), single, waits)
     inside = np.flatnonzero(group >= 0)
     _, first, counts = np.unique(group[inside], return_index=True, return_counts=True)
     heads, tails = inside[first], np.setdiff1d(inside, inside[first])
     later, called = np.isin(np.arange(len(mask)), tails), graph.launch[heads]
     lead, cost = (_without(times, graph.launch[tails]) for times in (graph.lead, graph.cost))
-    in_call, launches = graph.in_call.copy(), graph.graph.copy()
-    cost[called] = in_call[heads] = np.round(costs.base + costs.node * counts).astype(np.int64)
+    fixed, in_call, after, launches = (a.copy() for a in (graph.fixed, graph.in_call, graph.after, graph.graph))
+    fixed[called] = np.round(costs.base + costs.node * counts).astype(np.int64)
+    after[heads] += fixed[called]
+    cost[called] = in_call[heads] = 0
     launches[called] = True
     return graph.with_(
         node=graph.node | later,
         gap=np.where(later, np.minimum(graph.gap, round(costs.gap)), graph.gap),
         launch=np.where(later, NONE, graph.launch),
         in_call=in_call,
+        after=after,
         lead=lead,
         cost=cost,
+        fixed=fixed,
         graph=launches,
     )
 
@@ -140,6 +147,7 @@ def unchain(graph: Graph, costs: Costs) -> Graph:
     if not chained.any():
         return graph
     shown = np.where(chained, np.maximum(graph.head, np.minimum(-graph.gap, round(costs.empty))), 0)
+    shown = np.maximum(shown, np.where(chained, -graph.duration, 0))  # of one that ended before the one before did
     return graph.with_(gap=np.where(chained, usual, graph.gap), head=graph.head * 0, duration=graph.duration + shown)
 
 

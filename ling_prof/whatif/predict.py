@@ -17,25 +17,39 @@ from ling_prof.marks import DECODE
 from ling_prof.roles import ROLES, short_name
 from ling_prof.steps import WHOLE
 from ling_prof.trace import Trace
+from ling_prof.units import show_time
 from ling_prof.view import Options, View, view_of
 from ling_prof.whatif import edits
+from ling_prof.whatif.build import build
 from ling_prof.whatif.costs import Costs, Reckoning, reckoning
 from ling_prof.whatif.critical import critical_path, host_slack
-from ling_prof.whatif.graph import Graph, build
+from ling_prof.whatif.graph import Graph
 from ling_prof.whatif.replay import Replay, calibrated, replay
 
 SCHEMA = "ling-prof.whatif/1"
 PASSES = "ling_prof.passes"  # the entry-point group: functions that give name -> module with `predict`
 FEW, MANY_OPS = 4, 10_000  # rounds, and ops in them, of a prediction that a report makes on its own
+REMEDY = "mend or uninstall the package it comes from"
+MISSED = 0.01  # of the unprofiled step: farther off, the replay was not calibrated
 LEAST_BAND = 0.005  # of the step, to either side: two measurements of one program differ by as much
 Edit = Callable[[Graph, Costs], Graph]
 
 
 def passes() -> dict[str, ModuleType]:
-    """Every pass that predicts, in the order of the ladder, from all installed packages."""
+    """Every pass that predicts, in the order of the ladder, from all installed packages.
+
+    Raises UserError, naming the entry point, for one that does not load or brings a name that is taken.
+    """
     found: dict[str, ModuleType] = {}
-    for entry in metadata.entry_points(group=PASSES):
-        found |= {name: module for name, module in entry.load()().items() if hasattr(module, "predict")}
+    for point in sorted(metadata.entry_points(group=PASSES), key=lambda point: (point.name, point.value)):
+        try:
+            brought = {name: module for name, module in point.load()().items() if hasattr(module, "predict")}
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise UserError(f"the entry point {point.name} of {PASSES} is broken ({said}); {REMEDY}.") from error
+        if taken := found.keys() & brought:
+            raise UserError(f"the entry point {point.name} of {PASSES} brings {min(taken)} again; {REMEDY}.")
+        found |= brought
     return found
 
 
@@ -70,6 +84,11 @@ class Predictor:
     def unchanged(self) -> Replay:
         """The replay of the graph as it was recorded."""
         return replay(self.graph)
+
+    @property
+    def replay_error(self) -> float:
+        """Of the unchanged replay, percent of the recorded step."""
+        return 100 * (self.unchanged.step / self.recorded - 1)
 
     @cached_property
     def bases(self) -> list[tuple[Graph, Replay, Costs]]:
@@ -115,6 +134,9 @@ class Predictor:
         base = self.bases[0][1]
         if self.step is None:
             host = "The host is as slow as while profiled, its savings are upper bounds: give --unprofiled-tpot"
+        elif abs(base.step - self.step) > MISSED * self.step:
+            took, asked = show_time(base.step), show_time(self.step)
+            host = f"The replay takes {took}, not the unprofiled {asked}: check that time and the accept length"
         else:
             host = f"Calibrated to the unprofiled step: the host at {base.pace:.2f} of its recorded time"
             host += "" if base.stretch == 1 else f", the device at {base.stretch:.3f}"
@@ -139,17 +161,22 @@ def _sites(before: Graph, after: Graph) -> list[tuple[str, float]]:
     return [(name, count / rounds) for name, count in found.most_common()]
 
 
+def asked_for(values: Iterable[str]) -> list[str]:
+    """The edits in values of --do: with commas between them, but for one that has a pattern."""
+    return [name.strip() for value in values for name in ([value] if "=" in value else value.split(","))]
+
+
 def chosen(asked: Iterable[str]) -> dict[str, Edit]:
-    """Edits by what the user wrote: names of passes in the order of the ladder, then the others in theirs.
+    """Edits by what the user wrote: passes in the order of the ladder, the others in theirs, passes that come last.
 
     Raises UserError, with what there is, for anything else.
     """
     asked, there = list(asked), passes()
     modules = {name: there[name] for name in there if name in asked}
     late = {name: module for name, module in modules.items() if getattr(module, "predicted_last", False)}
-    ordered = {**{name: module for name, module in modules.items() if name not in late}, **late}
     own = {name: _own(name, there) for name in asked if name not in there}
-    return {**{name: module.predict for name, module in ordered.items()}, **own}
+    early = {name: module.predict for name, module in modules.items() if name not in late}
+    return {**early, **own, **{name: module.predict for name, module in late.items()}}
 
 
 def _own(asked: str, there: Mapping[str, Any]) -> Edit:
@@ -204,12 +231,17 @@ def listing(trace: Trace, options: Options = Options(), table: Path | None = Non
     return {**_shown(found, list(together), found.outcome(together)), "alone": rows, **more}
 
 
-def helps(view: View) -> list[dict[str, Any]]:
-    """`alone`, from a few rounds of the view: for a report. Empty where no decode step counts, or one is very long."""
+def helps(view: View) -> dict[str, Any]:
+    """For a report: `alone` from a few rounds of the view, with what it rests on; no rows where no decode step counts,
+    or one is very long."""
     if view.options.focus != DECODE or not view.n_rounds or view.steps.source == WHOLE:
-        return []
+        return {"rows": [], "basis": "No decode step counts.", "replay_error_pct": None}
     ops = (view.step_of(view.ops.start) >= 0).sum() / view.n_rounds
-    return alone(predictor(view, most=max(1, min(FEW, int(MANY_OPS // ops))))) if ops < MANY_OPS else []
+    if ops > MANY_OPS:
+        long = f"A step of {ops:,.0f} ops takes long to replay: ask ling-prof whatif --list."
+        return {"rows": [], "basis": long, "replay_error_pct": None}
+    found = predictor(view, most=max(1, min(FEW, int(MANY_OPS // ops))))
+    return {"rows": alone(found), "basis": found.basis, "replay_error_pct": found.replay_error}
 
 
 def alone(found: Predictor) -> list[dict[str, Any]]:
@@ -236,9 +268,10 @@ def _shown(found: Predictor, names: list[str], outcome: Outcome) -> dict[str, An
         "edits": names,
         "recorded_ns": round(found.recorded),
         "replayed_ns": round(found.unchanged.step),
-        "replay_error_pct": 100 * (found.unchanged.step / found.recorded - 1),
+        "replay_error_pct": found.replay_error,
         "step_ns": round(outcome.step),
         "predicted_ns": round(outcome.predicted),
         **_saved(outcome),
         "basis": found.basis,
+        "cannot_say": list(found.graph.cannot_say),
     }

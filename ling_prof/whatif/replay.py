@@ -35,7 +35,7 @@ def replay(graph: Graph, pace: float = 1.0, stretch: float = 1.0) -> Replay:
     lead, cost, in_call = (scaled(array, pace) for array in (graph.lead, graph.cost, graph.in_call))
     duration, gap, other_gap = (scaled(array, stretch) for array in (graph.duration, graph.gap, graph.other_gap))
     before, other, launch, after = (array.tolist() for array in (graph.before, graph.other, graph.launch, graph.after))
-    head = scaled(graph.head, stretch)
+    head, fixed = scaled(graph.head, stretch), graph.fixed.tolist()
     previous, awaits, tail = (array.tolist() for array in (graph.previous, graph.awaits, graph.tail))
     given, began = graph.start.tolist(), graph.began.tolist()
     start, end = [0] * len(given), [0] * len(given)
@@ -54,7 +54,7 @@ def replay(graph: Graph, pace: float = 1.0, stretch: float = 1.0) -> Replay:
         elif kind == CALL:
             called[i] = returned[previous[i]] + lead[i] if previous[i] >= 0 else began[i]
         else:
-            returned[i] = called[i] + cost[i]
+            returned[i] = called[i] + cost[i] + fixed[i]
             if awaits[i] >= 0:
                 returned[i] = max(returned[i], end[awaits[i]] + tail[i])
     first, last = np.array(start, np.int64), np.array(end, np.int64)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pandas as pd
 
-from ling_prof.whatif.edits import named, scale, shorten
+from ling_prof.whatif.edits import named, scale
 from optim.base import NotOn, exchanged, once
 from optim.sites import kernels
 
@@ -17,12 +17,12 @@ FP32 = "gemv.*float, float|sgemm"
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "dtype", name=FP32, layer="head")
+    return kernels(trace, "scale", name=FP32, layer="head")
 
 
 def predict(graph, costs):
     casts = named(graph, "direct_copy", layer="head")
-    return scale(shorten(graph, casts, graph.duration.max(), costs), named(graph, FP32, layer="head"), 0.5, costs)
+    return scale(scale(graph, casts, 0.0, costs), named(graph, FP32, layer="head"), 0.5, costs)
 
 
 def blocked(engine) -> str:

@@ -14,7 +14,7 @@ blocked, apply, took_effect = operation("kda_core", "optim.kernels.kda.fused")
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", name="^kda_(conv_update|gate|step)_kernel")
+    return kernels(trace, "merge", name="^kda_(conv_update|gate|step)_kernel")
 
 
 def predict(graph, costs):

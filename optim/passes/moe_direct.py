@@ -15,7 +15,7 @@ blocked, apply, took_effect = operation("experts", "optim.kernels.moe.direct")
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", name="moe_(?!front)", layer="layer N moe")
+    return kernels(trace, "drop", name="moe_(?!front)", layer="layer N moe")
 
 
 def predict(graph, costs):

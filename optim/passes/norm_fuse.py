@@ -14,9 +14,10 @@ blocked, apply, took_effect = operation("norm_linears", "optim.kernels.linear.no
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", name="^rms_norm")
+    return kernels(trace, "merge", name="^rms_norm")
 
 
 def predict(graph, costs):
-    """Every norm that a product follows becomes part of that."""
-    return merge(graph, named(graph, "rms_?norm(?!.*gated)", role="small"), costs)
+    """The norm with which a half of a layer, or the head, begins becomes part of what follows."""
+    opens = graph.layer.codes != graph.layer.codes[graph.before]
+    return merge(graph, named(graph, "rms_?norm(?!.*gated)", role="small") & opens, costs)

@@ -15,7 +15,7 @@ blocked, apply, took_effect = operation("linear", "optim.kernels.linear.gemv")
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "scale", name=MATRICES, role="dense_gemm")
+    return kernels(trace, "shorten", name=MATRICES, role="dense_gemm")
 
 
 def predict(graph, costs):

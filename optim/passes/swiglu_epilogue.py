@@ -15,7 +15,7 @@ blocked, apply, took_effect = operation("experts_up", "optim.kernels.moe.epilogu
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", name="fused_moe|swiglu", layer="layer N moe")
+    return kernels(trace, "merge", name="fused_moe|swiglu", layer="layer N moe")
 
 
 def predict(graph, costs):
