@@ -346,14 +346,20 @@ def export(
         Path | None, typer.Option(metavar="FOLDER", help="Write Parquet files into this new folder.")
     ] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write CSV files into this new folder.")] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a .json or .json.gz that ui.perfetto.dev opens.")
+    ] = None,
     steps: Steps = None,
     device: Device = None,
     partial: Partial = False,
     as_json: AsJson = False,
 ) -> None:
-    """Writes the tables and the rows of every analysis as Parquet or CSV."""
-    if (parquet is None) == (csv is None):
-        raise UserError("export takes --parquet FOLDER or --csv FOLDER, one of them.")
+    """Writes the tables and the rows of every analysis as Parquet or CSV, or the trace for Perfetto."""
+    if [parquet, csv, perfetto].count(None) != 2:
+        raise UserError("export takes --parquet FOLDER, --csv FOLDER or --perfetto FILE, one of them.")
+    if perfetto is not None:
+        _export_perfetto(load_trace(trace, partial), perfetto, view_options(steps=steps, device=device), as_json)
+        return
     folder, kind = (parquet, "parquet") if parquet else (csv, "csv")
     from ling_prof.export import export as write
 
@@ -363,6 +369,18 @@ def export(
         print_json({"schema": "ling-prof.export/1", "folder": str(folder), "files": files})
     else:
         _say(f"{folder}: {', '.join(files)}")
+
+
+def _export_perfetto(trace: "Trace", path: Path, options: "Options", as_json: bool) -> None:
+    from ling_prof.plain_file import check_writable
+    from ling_prof.render.perfetto import export as write
+
+    check_writable(path)
+    count = write(trace, path, options)
+    if as_json:
+        print_json({"schema": "ling-prof.export/1", "folder": str(path.parent), "files": [path.name]})
+    else:
+        _say(f"{path}: {count:,} events; open it in ui.perfetto.dev")
 
 
 @app.command("list")

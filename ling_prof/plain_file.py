@@ -57,11 +57,16 @@ def write(data: Any, path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
+    """As `write_bytes`, in UTF-8."""
+    write_bytes(text.encode(), path)
+
+
+def write_bytes(data: bytes, path: Path) -> None:
     """Writes the whole file or none of it. Raises UserError where that fails."""
     check_writable(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text)
+        partial.write_bytes(data)
         partial.replace(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}).") from None
