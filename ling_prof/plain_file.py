@@ -29,6 +29,8 @@ def read(path: Path, schema: str, shape: type, remedy: str) -> Any:
 
 
 def _decoded(path: Path, remedy: str) -> Any:
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no regular file; {remedy}.")
     try:
         return msgspec.json.decode(path.read_bytes())
     except OSError as error:
@@ -44,6 +46,8 @@ def check_writable(path: Path) -> None:
         fault = "its folder does not exist"
     elif os.path.lexists(path) and not os.path.isfile(path):
         fault = "it is no regular file"
+    elif os.path.lexists(path) and not os.access(path, os.W_OK):
+        fault = "it is read-only"
     elif not os.access(folder, os.W_OK):
         fault = "its folder is read-only"
     else:
@@ -64,10 +68,11 @@ def write_text(text: str, path: Path) -> None:
 def write_bytes(data: bytes, path: Path) -> None:
     """Writes the whole file or none of it. Raises UserError where that fails."""
     check_writable(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    target = path.resolve()  # a link stays one
+    partial = target.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_bytes(data)
-        partial.replace(path)
+        partial.replace(target)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}).") from None
     finally:

@@ -128,7 +128,7 @@ def require_steps(seen: View) -> None:
         return
     found = ", ".join(f"{n} {phase}" for phase, n in seen.steps.table["phase"].value_counts(sort=False).items())
     why = "; ".join(seen.left_out) or f"the steps found: {found}"
-    remedy = "record more steps, or choose others with --focus, --skip or --steps"
+    remedy = "record more steps, or choose others with --steps or --skip"
     raise UserError(f"{seen.trace.path}: no {seen.options.focus} step to look at ({why}); {remedy}.")
 
 

@@ -16,6 +16,7 @@ from optim import designs
 
 SCHEMA = "ling-prof.score/1"
 BEGIN, END = "<!-- ling-prof score -->", "<!-- end of the table -->"
+LEAST_STEP = 0.97  # of the unprofiled step that a profiled one takes at least
 OF_GAIN, OF_STEP = 0.15, 0.02  # an error is small below the larger of these shares
 US = 1e3  # ns
 
@@ -31,6 +32,7 @@ def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str
     if step is None or not players:
         raise UserError("this ablation holds no gain to score; measure again with ling-prof ablate.")
     found = predictor(view_of(ling_prof.load(path), Options(unprofiled_tpot=round(1e6 * step))), table)
+    _check(found, ablation, path)
     design = designs.make(ablation["design"], players, _seed(ablation))
     gains = _predicted(found, design)
     rows = [_row(row, gains, found.room, step) for row in ablation["attribution"] if row["gain_us"] is not None]
@@ -46,6 +48,20 @@ def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str
         "total": _total(ablation, gains, found.room, step),
         **_statistics(rows),
     }
+
+
+def _check(found: Predictor, ablation: Ablation, path: Path) -> None:
+    """Raises UserError for a recording that cannot be that of the ablation's baseline."""
+    step, gpus = 1e6 * (ablation["baseline"]["tpot_ms"] or 0), ablation["lock"]["hardware"]
+    if found.step is None:
+        fault = "no step is found in it"
+    elif found.graph.gpu not in gpus:
+        fault = f"it was made on {found.graph.gpu or 'a GPU it does not name'}, the ablation on {', '.join(gpus)}"
+    elif found.recorded < LEAST_STEP * step:
+        fault = f"its step takes {found.recorded / 1e6:.3f} ms, less than the {step / 1e6:.3f} ms without a profiler"
+    else:
+        return
+    raise UserError(f"{path} is no recording of the ablation's baseline: {fault}; record it with ling-prof ablate.")
 
 
 def _seed(ablation: Ablation) -> int:

@@ -2,12 +2,13 @@
 
 import copy
 import json
+import os
 
 import pytest
 from conftest import BUNDLED
 from test_cli import cli, refused
 
-from ling_prof import ablation_report
+from ling_prof import ablation_report, plain_file
 from ling_prof.errors import UserError
 from optim import score as scoring
 from optim.score import filled, renew, score, table
@@ -71,6 +72,23 @@ def test_without_gains_there_is_nothing_to_score(ablation):
         score(nothing, TRACE)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("traces/ladder/16-seam_fuse.json.gz", "its step takes 0.973 ms, less than the 2.728 ms without a profiler"),
+        ("traces/h200_qwen3_graph_nodes.sqlite.gz", ""),
+    ],
+)
+def test_a_recording_of_something_else_is_refused(ablation, name, words):
+    if words:
+        with pytest.raises(UserError, match=f"is no recording of the ablation's baseline: {words}"):
+            score(ablation, ROOT / name)
+    other = copy.deepcopy(ablation)
+    other["lock"]["hardware"] = ["NVIDIA B200"]
+    with pytest.raises(UserError, match="it was made on NVIDIA H200, the ablation on NVIDIA B200; record it with"):
+        score(other, ROOT / name)
+
+
 def test_a_page_is_renewed_between_its_marks(tmp_path, ablation):
     found, page = score(first(ablation, 1), TRACE), tmp_path / "page.md"
     page.write_text(f"above\n\n{scoring.BEGIN}\nold\n{scoring.END}\n\nbelow\n")
@@ -96,3 +114,15 @@ def test_the_command_shows_both_and_refuses_what_is_no_ablation(scored):
     assert json.loads(cli("score", str(RESULT), str(TRACE), "--json").stdout) == scored | {"trace": str(TRACE)}
     assert "not ling-prof.ablation/1" in refused("score", str(ROOT / "traces/manifest.json"), str(TRACE))
     assert "README.md" in refused("score", str(RESULT), str(ROOT / "README.md"))
+
+
+def test_read_only_files_stay_and_links_stay_links(tmp_path, monkeypatch):
+    real, link = tmp_path / "real.md", tmp_path / "link.md"
+    real.write_text("old")
+    link.symlink_to(real)
+    plain_file.write_text("new", link)
+    assert (real.read_text(), link.is_symlink()) == ("new", True)
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("real.md"))  # root may write anywhere
+    with pytest.raises(UserError, match=r"real\.md cannot be written: it is read-only"):
+        plain_file.write_text("other", real)
+    assert real.read_text() == "new"

@@ -1,6 +1,7 @@
 """What-if: replays are exact, edits have hand-solved answers, and savings are never additive by accident."""
 
 import json
+import re
 import time
 from importlib import metadata
 
@@ -15,14 +16,16 @@ from ling_prof.errors import UserError
 from ling_prof.view import Options, view
 from ling_prof.whatif import edits
 from ling_prof.whatif.build import build
+from ling_prof.whatif.calibration import shipped
 from ling_prof.whatif.costs import Costs, reckoning
 from ling_prof.whatif.critical import critical_path, host_slack
-from ling_prof.whatif.predict import PASSES, Predictor, asked_for, chosen, listing, passes, whatif
+from ling_prof.whatif.predict import PASSES, Predictor, asked_for, chosen, edited_by, listing, passes, whatif
 from ling_prof.whatif.replay import calibrated, replay
 from optim.base import EDITS
 
 US = 1000
 SIZES = {"empty": 5, "kernel": 10, "gap": 2, "pdl": 3, "early": 8, "gemm": 20, "traced": 1, "base": 30, "node": 1}
+SIZES |= {"apart": 3, "chained": 0, "hidden": 5}
 COSTS = Costs(**{name: us * US for name, us in SIZES.items()})
 FILES = sorted([*BUNDLED.glob("*.gz"), *BUNDLED.glob("ladder/*.gz")])
 THEIRS = sorted(SHARED.glob("*.gz")) if SHARED.exists() else []
@@ -377,9 +380,52 @@ def test_what_a_recording_hides_is_said_beside_the_prediction():
 def test_without_a_table_of_its_own_costs_are_taken_from_half_to_twice():
     own, other = reckoning("NVIDIA H200"), reckoning("NVIDIA B200")
     assert "no table for NVIDIA B200" in other.source
-    for name in ("kernel", "empty", "pdl", "early", "gemm"):
+    for name in ("kernel", "empty", "apart", "pdl", "early", "gemm"):
         narrow, wide = ([getattr(costs, name) for costs in side.ends] for side in (own, other))
         assert (min(wide), max(wide)) == (min(narrow) / 2, max(narrow) * 2), name
+
+
+def test_a_table_of_another_gpu_is_said_to_be_one(tmp_path):
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps(shipped()["NVIDIA H200"]))
+    assert "not of the NVIDIA B200, so taken from half to twice" in reckoning("NVIDIA B200", table).source
+    assert "not of" not in reckoning("NVIDIA H200", table).source
+    odd = shipped()["NVIDIA H200"] | {"chained": [{"bytes": 1, "graph_ns": 2.0, "pdl_ns": 1.0}] * 2}
+    table.write_text(json.dumps(odd))
+    with pytest.raises(UserError, match="its chained kernels are all of one size; measure again"):
+        reckoning(None, table)
+
+
+def test_what_cannot_be_the_unprofiled_step_is_doubted():
+    graph = graph_of(steps(launch=5, busy=100))
+    assert "The device alone takes" in Predictor(graph, reckoning(None), 40 * US).basis
+    assert "The replay takes" in Predictor(graph, reckoning(None), 4000 * US).basis
+    assert "Calibrated" in Predictor(graph, reckoning(None), 420 * US).basis
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("fused_moe_kernel", True),
+        ("_moe_align_small_numel_kernel", True),
+        ("triton_poi_fused_add_0", True),
+        ("cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma", False),
+        ("memcpy32_post", False),
+        ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", False),
+        ("batched_transpose_16x64_half", False),
+        ("void at::native::reduce_kernel<512, 1>", False),
+    ],
+)
+def test_kernels_of_triton_are_told_by_their_names(name, is_one):
+    assert bool(re.search(edits.TRITON, name)) == is_one
+
+
+def test_new_kernels_are_chained_where_others_are():
+    """In a recording with chained kernels an edit's early ones hide what `early` says, without `pdl` beside it."""
+    graph = graph_of(overlapping())
+    alone = {"shorten": lambda g, c: edits.shorten(g, edits.named(g, "c_"), 0.0, c, early=True)}
+    earlier = replay(graph).end - replay(edited_by(alone, graph, COSTS)).end
+    assert set(earlier[graph.name.fits("c_") & (graph.round >= 0)].tolist()) == {8 * US}
 
 
 def test_savings_of_the_list_are_in_order_and_the_whole_is_replayed():

@@ -44,4 +44,4 @@ def _path(found: dict[str, Any]) -> list[RenderableType]:
     shares = {name: f"{show_time(ns)}, {100 * ns / step:.1f} %" for name, ns in found["critical_path"].items()}
     slack = found["host_slack_ns"]
     said = "nothing shows how much longer" if slack is None else f"{show_time(slack)} longer a step before it shows"
-    return [*pairs("The critical path of a step", shares), Text(f"the host could take {said}")]
+    return [*pairs("The critical path of a mean step", shares), Text(f"the host could take {said}")]

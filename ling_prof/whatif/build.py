@@ -1,10 +1,13 @@
 """The dependency graph of a view's rounds, out of the recording."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ling_prof.analyses import layers
 from ling_prof.errors import Missing
 from ling_prof.roles import ROLES
+from ling_prof.steps import WHOLE
 from ling_prof.view import View, require_steps
 from ling_prof.whatif import device, host
 from ling_prof.whatif.graph import CALL, OP, RETURN, Graph, Text, text_of
@@ -68,11 +71,14 @@ def _layers(view: View) -> tuple[np.ndarray, tuple[str, ...]]:
         return np.full(len(view.ops), "", object), (said,)
 
 
-def _hidden(view: View) -> tuple[str, ...]:
-    if not view.ops.is_opaque.any():
-        return ()
-    missing = view.trace.lacks["gpu.graph_node"]
-    return (f"kernels inside CUDA graphs are hidden and stay as they are: {missing.why}; {missing.remedy}",)
+def _hidden(view: View) -> Iterator[str]:
+    if view.ops.is_opaque.any():
+        missing = view.trace.lacks["gpu.graph_node"]
+        yield f"kernels inside CUDA graphs are hidden and stay as they are: {missing.why}; {missing.remedy}"
+    if view.steps.source == WHOLE:
+        yield "no step was found: the whole recording counts as one, to which no unprofiled time per token fits"
+    if (view.ops.role == ROLES.index("all_reduce")).any():
+        yield "other ranks are held still: what a collective waits for them counts as its own time"
 
 
 def _events(start: np.ndarray, began: np.ndarray, returned: np.ndarray) -> np.ndarray:

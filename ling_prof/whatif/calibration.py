@@ -12,13 +12,15 @@ import msgspec
 from msgspec import Meta
 
 from ling_prof import plain_file
+from ling_prof.errors import UserError
 
 SCHEMA = "ling-prof.calibration/1"
 REMEDY = "measure again with ling-prof calibrate"
 SHIPPED = Path(__file__).with_name("gpus.json")
 
-Positive = Annotated[float, Meta(gt=0, lt=1e12)]
-Figure = Annotated[float, Meta(gt=-1e12, lt=1e12)]
+Positive = Annotated[float, Meta(gt=0, lt=1e9)]
+Figure = Annotated[float, Meta(gt=-1e9, lt=1e9)]
+Size = Annotated[int, Meta(gt=0, lt=2**50)]
 
 
 class Modes(TypedDict):
@@ -32,7 +34,7 @@ class Modes(TypedDict):
 class Chained(TypedDict):
     """Kernels that stream cold weights, one behind the other in a graph: start to start, without and with PDL."""
 
-    bytes: int
+    bytes: Size
     graph_ns: Positive
     pdl_ns: Positive
 
@@ -40,7 +42,7 @@ class Chained(TypedDict):
 class Product(TypedDict):
     """One token times a matrix with cold weights: cuBLAS and a matrix-vector kernel, start to start in a graph."""
 
-    bytes: int
+    bytes: Size
     gemm_ns: Positive
     gemv_ns: Positive
 
@@ -82,7 +84,10 @@ class Calibration(TypedDict):
 
 def load(path: Path) -> Calibration:
     """A table that `ling-prof calibrate` wrote. Raises UserError for what is none."""
-    return plain_file.read(path, SCHEMA, Calibration, REMEDY)
+    found = plain_file.read(path, SCHEMA, Calibration, REMEDY)
+    if len({row["bytes"] for row in found["chained"]}) < 2:
+        raise UserError(f"{path}: its chained kernels are all of one size; {REMEDY}.")
+    return found
 
 
 def save(table: Calibration, path: Path) -> None:

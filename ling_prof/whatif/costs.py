@@ -16,15 +16,19 @@ WIDER = 2.0  # how much less or more each may be where another GPU's table stand
 @dataclass(frozen=True)
 class Costs:
     """ns. empty: an empty kernel; kernel: what one takes besides moving bytes; gap: between two nodes of a graph, as
-    recorded; pdl: what chaining saves between two kernels, early: the same where the second asks for its weights before
-    it waits; gemm: what a matrix-matrix kernel takes longer than a matrix-vector kernel for one token; traced: by how
-    much a profiler lengthens a node of a graph, between 0 and twice that; base, node: the host's time in the launch of
-    a graph, and more per node.
+    recorded; apart, chained: the same where chaining is taken away, and where it is there; hidden: what a chained
+    kernel did before the one before had ended; pdl: what chaining saves between two kernels, early: the same where the
+    second asks for its weights before it waits; gemm: what a matrix-matrix kernel takes longer than a matrix-vector
+    kernel for one token; traced: by how much a profiler lengthens a node of a graph, between 0 and twice that; base,
+    node: the host's time in the launch of a graph, and more per node.
     """
 
     empty: float
     kernel: float
     gap: float
+    apart: float
+    chained: float
+    hidden: float
     pdl: float
     early: float
     gemm: float
@@ -48,7 +52,8 @@ def reckoning(gpu: str | None, table: Path | None = None) -> Reckoning:
     """
     if table is not None:
         found = calibration.load(table)
-        return _of(found, 1.0, f"{table}: {found['gpu']}, {found['date'][:10]}")
+        other = f", not of the {gpu}, so taken from half to twice" if gpu not in (None, found["gpu"]) else ""
+        return _of(found, WIDER if other else 1.0, f"{table}: of the {found['gpu']}{other}, {found['date'][:10]}")
     known = calibration.shipped()
     if gpu in known:
         return _of(known[gpu], 1.0, f"the table of the {gpu} that comes along, {known[gpu]['date'][:10]}")
@@ -71,6 +76,9 @@ def _of(table: Calibration, room: float, source: str) -> Reckoning:
         empty=empty,
         kernel=max(empty, crossing),
         gap=gap,
+        apart=gap,
+        chained=table["gap_ns"]["pdl"],
+        hidden=empty / 2,
         pdl=max(0.0, pdl),
         early=float(np.median(early)),
         gemm=float(np.median(gemm)),
@@ -79,11 +87,13 @@ def _of(table: Calibration, room: float, source: str) -> Reckoning:
         node=max(0.0, launch["node_ns"]),
     )
     low, high = (float(value) for value in np.quantile(gemm, (0.25, 0.75)))
-    least = {"kernel": empty, "empty": empty / 2, "pdl": likely.pdl / 2, "gemm": low}
-    most = {"kernel": max(likely.kernel, time.min() - gap), "empty": likely.kernel, "pdl": min(early), "gemm": high}
+    least = {"kernel": empty, "empty": empty / 2, "apart": likely.pdl, "pdl": likely.pdl / 2, "gemm": low}
+    kernel = max(likely.kernel, time.min() - gap)
+    most = {"kernel": kernel, "empty": likely.kernel, "apart": 2 * gap, "pdl": min(early), "gemm": high}
+    sides = (({**least, "hidden": 0.0}, 1 / room), ({**most, "hidden": empty}, room))
     ends = [
         replace(likely, **{name: float(value) * wider for name, value in {**side, "early": ahead}.items()})
-        for side, wider in ((least, 1 / room), (most, room))
+        for side, wider in sides
         for ahead in (min(early), max(early))
     ]
     return Reckoning(likely, tuple(ends), source)

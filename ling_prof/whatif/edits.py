@@ -8,7 +8,7 @@ import numpy as np
 from ling_prof.whatif.costs import Costs
 from ling_prof.whatif.graph import NONE, Graph, Text
 
-TRITON = r"^(?!nvjet|cutlass|cublas|sm\d|ampere|hopper)[a-z0-9_]+$"
+TRITON = r"^(?!nvjet|cutlass|cublas|cudnn|sm\d|ampere|hopper)[a-z0-9_]+_kernel(_\w+)?$|^triton_"  # by their names
 
 
 def named(graph: Graph, pattern: str = "", layer: str = "", role: str = "") -> np.ndarray:
@@ -126,13 +126,14 @@ def to_graph(graph: Graph, mask: np.ndarray, costs: Costs) -> Graph:
     )
 
 
-def chain(graph: Graph, costs: Costs) -> Graph:
-    """Programmatic dependent launch of kernels made with Triton, and of those that are `early`."""
-    follows = (graph.before >= 0) & (graph.round >= 0) & ~graph.gone & (graph.gap >= 0)
-    saved = np.where(graph.early, costs.early, np.where(graph.name.fits(TRITON), costs.pdl, 0.0))
+def chain(graph: Graph, costs: Costs, only_early: bool = False) -> Graph:
+    """Programmatic dependent launch of kernels made with Triton, and of `early` ones; what is chained stays so."""
+    follows = (graph.before >= 0) & (graph.round >= 0) & ~graph.gone & (graph.gap > costs.chained)
+    usual = np.minimum(costs.pdl, graph.gap - costs.chained)
+    saved = np.where(graph.early, costs.early, np.where(graph.name.fits(TRITON) & (not only_early), usual, 0.0))
     before = _nearest(graph)
-    hidden = np.minimum(np.where(before >= 0, graph.duration[before], 0), graph.duration)  # under the one before
-    saved = np.where(follows, np.minimum(np.round(saved).astype(np.int64), graph.gap + np.maximum(hidden, 0)), 0)
+    under = np.minimum(np.where(before >= 0, graph.duration[before], 0), graph.duration)  # the one before, at most
+    saved = np.where(follows, np.minimum(np.round(saved).astype(np.int64), graph.gap + np.maximum(under, 0)), 0)
     if not saved.any():
         return graph
     head = np.where(saved > 0, np.maximum(saved - graph.gap, 0), 0)
@@ -140,15 +141,16 @@ def chain(graph: Graph, costs: Costs) -> Graph:
 
 
 def unchain(graph: Graph, costs: Costs) -> Graph:
-    """No kernel begins before the one before it has ended: an empty kernel's time of each is hidden no more."""
+    """No kernel begins before the one before it has ended: what was hidden under that shows, and a gap between them."""
     chained = (graph.before >= 0) & (graph.gap < 0)
-    apart = graph.gap[(graph.gap >= 0) & graph.node & (graph.round >= 0)]
-    usual = int(np.median(apart)) if len(apart) else round(costs.gap)
     if not chained.any():
         return graph
-    shown = np.where(chained, np.maximum(graph.head, np.minimum(-graph.gap, round(costs.empty))), 0)
+    shown = np.where(chained, np.maximum(graph.head, np.minimum(-graph.gap, round(costs.hidden))), 0)
     shown = np.maximum(shown, np.where(chained, -graph.duration, 0))  # of one that ended before the one before did
-    return graph.with_(gap=np.where(chained, usual, graph.gap), head=graph.head * 0, duration=graph.duration + shown)
+    apart = graph.gap[(graph.gap >= 0) & graph.node & (graph.round >= 0)]
+    more = max(0.0, float(np.median(apart)) - costs.gap) if len(apart) > chained.sum() else 0.0  # than in the table
+    gap = np.where(chained, round(costs.apart + more), graph.gap)
+    return graph.with_(gap=gap, head=graph.head * 0, duration=graph.duration + shown)
 
 
 def merge(graph: Graph, mask: np.ndarray, costs: Costs) -> Graph:

@@ -136,4 +136,5 @@ def _sites(view: View, calls: Calls, blocks: np.ndarray) -> Text:
     api = view.trace.api.iloc[calls.row]
     found = np.where(blocks, view.host.at(thread_keys(api), api["start"].to_numpy()), NONE)
     known = {row: view.host.site(int(row)) if row >= 0 else "" for row in distinct(found)}
-    return text_of(np.array([known[row] for row in found], object))
+    names = np.asarray(api["name"].array, object)
+    return text_of(np.array([known[row] or name for row, name in zip(found, names, strict=True)], object))

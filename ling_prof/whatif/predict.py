@@ -29,7 +29,9 @@ from ling_prof.whatif.replay import Replay, calibrated, replay
 SCHEMA = "ling-prof.whatif/1"
 PASSES = "ling_prof.passes"  # the entry-point group: functions that give name -> module with `predict`
 FEW, MANY_OPS = 4, 10_000  # rounds, and ops in them, of a prediction that a report makes on its own
+NOTHING = "these edits find nothing to change here"
 REMEDY = "mend or uninstall the package it comes from"
+SHORT = 0.8  # of the device's recorded time: profiling does not add that much to it
 MISSED = 0.01  # of the unprofiled step: farther off, the replay was not calibrated
 LEAST_BAND = 0.005  # of the step, to either side: two measurements of one program differ by as much
 Edit = Callable[[Graph, Costs], Graph]
@@ -117,15 +119,16 @@ class Predictor:
     def outcome(self, chosen: Mapping[str, Edit]) -> Outcome:
         """Of these edits together."""
         before = [base.step for _, base, _ in self.bases]
-        sites = _sites(self.graph, _edited(chosen, self.graph, self.costs.likely))
+        sites = _sites(self.graph, edited_by(chosen, self.graph, self.costs.likely))
         if not sites:
             return Outcome(before[0], before[0], 0.0, 0.0, 0.0, [])
         after = self.steps(chosen)
         saved = [one - other for one, other in zip(before, after, strict=True)]
-        return Outcome(before[0], after[0], saved[0], min(saved) - self.room, max(saved) + self.room, sites)
+        high = min(before[0], max(saved) + self.room)  # no step takes less than nothing
+        return Outcome(before[0], after[0], saved[0], min(saved) - self.room, high, sites)
 
     def _after(self, chosen: Mapping[str, Edit], graph: Graph, base: Replay, costs: Costs) -> float:
-        edited = _edited(chosen, graph, costs)
+        edited = edited_by(chosen, graph, costs)
         return base.step if edited is graph else replay(edited, base.pace, base.stretch).step
 
     @property
@@ -137,16 +140,23 @@ class Predictor:
         elif abs(base.step - self.step) > MISSED * self.step:
             took, asked = show_time(base.step), show_time(self.step)
             host = f"The replay takes {took}, not the unprofiled {asked}: check that time and the accept length"
+        elif base.stretch < SHORT:
+            took, asked = show_time(replay(self.graph, 0.0).step), show_time(self.step)
+            host = f"The device alone takes {took}, the unprofiled step {asked}: check that time and the accept length"
         else:
             host = f"Calibrated to the unprofiled step: the host at {base.pace:.2f} of its recorded time"
             host += "" if base.stretch == 1 else f", the device at {base.stretch:.3f}"
         return f"{host}. Costs: {self.costs.source}."
 
 
-def _edited(chosen: Mapping[str, Edit], graph: Graph, costs: Costs) -> Graph:
+def edited_by(chosen: Mapping[str, Edit], graph: Graph, costs: Costs) -> Graph:
+    """After all of them; where kernels are chained already, so are those that edits make."""
+    edited = graph
     for edit in chosen.values():
-        graph = edit(graph, costs)
-    return graph
+        edited = edit(edited, costs)
+    if edited is graph or not (graph.node & (graph.gap < 0)).any() or edits.unchain in chosen.values():
+        return edited
+    return edits.chain(edited, costs, only_early=True)
 
 
 def _sites(before: Graph, after: Graph) -> list[tuple[str, float]]:
@@ -245,10 +255,10 @@ def helps(view: View) -> dict[str, Any]:
 
 
 def alone(found: Predictor) -> list[dict[str, Any]]:
-    """Each pass that finds sites, those that save most first: {edits, saved_ns, low_ns, high_ns, sites}."""
+    """Each pass that would save time, those that save most first: {edits, saved_ns, low_ns, high_ns, sites}."""
     rows = [(name, found.outcome({name: edit})) for name, edit in chosen(passes()).items()]
     rows.sort(key=lambda row: -row[1].saved)
-    return [{"edits": [name], **_saved(outcome)} for name, outcome in rows if outcome.sites]
+    return [{"edits": [name], **_saved(outcome)} for name, outcome in rows if outcome.sites and outcome.saved > 0]
 
 
 def _saved(outcome: Outcome) -> dict[str, Any]:
@@ -273,5 +283,5 @@ def _shown(found: Predictor, names: list[str], outcome: Outcome) -> dict[str, An
         "predicted_ns": round(outcome.predicted),
         **_saved(outcome),
         "basis": found.basis,
-        "cannot_say": list(found.graph.cannot_say),
+        "cannot_say": [*found.graph.cannot_say, *([] if outcome.sites else [NOTHING])],
     }

@@ -1,8 +1,9 @@
 """The experts of one token by two matrix-vector kernels, without sorting pairs or padding rows."""
 
+import numpy as np
 import pandas as pd
 
-from ling_prof.whatif.edits import drop, named, shorten
+from ling_prof.whatif.edits import behind, drop, named, shorten
 from optim.base import operation
 from optim.sites import kernels
 
@@ -20,5 +21,7 @@ def find(trace) -> pd.DataFrame:
 
 def predict(graph, costs):
     """No alignment, activation or sum of its own; the experts' products ask for weights early."""
-    graph = drop(graph, named(graph, "moe_align|combine|moe_sum|swiglu|act_and_mul", layer="moe"))
+    between = np.isin(np.arange(len(graph.start)), behind(graph, named(graph, "fused_moe")))
+    activations = between & named(graph, "swiglu|act_and_mul")
+    graph = drop(graph, activations | named(graph, "moe_align|combine|moe_sum", layer="moe"))
     return shorten(graph, named(graph, "fused_moe"), 0.0, costs, early=True)

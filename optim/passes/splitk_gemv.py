@@ -10,7 +10,7 @@ removes = "the bandwidth that tiles for many tokens waste on one"
 lowers = "dense_gemm"
 rung = 9
 exact = False
-MATRICES = "^(?!.*(gemv|head_argmax))"  # products not made for one token
+MATRICES = "^(?!.*gemv)(nvjet|.*(cublas|cutlass|wgmma|(?<!i)gemm|splitK))"  # products not made for one token
 blocked, apply, took_effect = operation("linear", "optim.kernels.linear.gemv")
 
 
