@@ -289,7 +289,9 @@ def whatif(
     trace: TracePath,
     do: Annotated[
         list[str] | None,
-        typer.Option("--do", metavar="A,B", help="Passes, wait=REGEX, drop=REGEX, zero=ROLE or -pdl; repeatable."),
+        typer.Option(
+            "--do", metavar="A,B", help="Passes, wait=REGEX, drop=REGEX, zero=ROLE, ROLE=0.5, -pdl; repeatable."
+        ),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="Every pass that finds sites, alone and together.")] = False,
     calibration: Annotated[

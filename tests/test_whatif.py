@@ -191,6 +191,22 @@ def test_merged_kernels_spare_an_empty_one():
     assert median(graph) - median(merged) == 2 * (3 + 5)
 
 
+def test_collectives_that_wait_for_nobody_take_their_shortest_time():
+    made = steps(launch=5, busy=100, sync=False)
+    for op in made.gpu:
+        op["name"] = op["name"].replace("k1_kernel", "ncclDevKernel_AllReduce")
+    late = [op for op in made.gpu if op["name"].startswith("nccl")]
+    late[0]["end"] -= 60 * US  # the first one met no late rank
+    graph = graph_of(made)
+    assert median(graph) - median(edits.punctual(graph)) == 60
+
+
+def test_roles_are_scaled_by_what_their_kernels_move():
+    graph = graph_of(steps(launch=5, busy=100, sync=False))
+    (half,) = chosen(["other=0.5"]).values()
+    assert median(graph) - median(half(graph, COSTS)) == 4 * 45
+
+
 def test_bytes_are_scaled_and_kernels_shortened_down_to_a_floor():
     graph = graph_of(steps(launch=5, busy=100, sync=False))
     one = edits.named(graph, "k2_")
@@ -329,6 +345,8 @@ def test_edits_come_in_the_order_of_the_ladder_with_pdl_last():
         ("zero=nosuch", "no edit 'zero=nosuch'"),
         ("wait=(", "not a regular expression"),
         ("drop=", "no edit 'drop='"),
+        ("kda=-1", "no edit 'kda=-1'"),
+        ("kda=nan", "no edit 'kda=nan'"),
     ],
 )
 def test_unknown_edits_are_refused_with_those_there_are(asked, says):

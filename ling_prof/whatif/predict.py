@@ -190,10 +190,14 @@ def chosen(asked: Iterable[str]) -> dict[str, Edit]:
 
 
 def _own(asked: str, there: Mapping[str, Any]) -> Edit:
-    """-pdl, wait=REGEX, drop=REGEX or zero=ROLE."""
+    """-pdl, -lateness, wait=REGEX, drop=REGEX, zero=ROLE or ROLE=FACTOR."""
     kind, _, text = asked.partition("=")
     if asked == "-pdl":
         return edits.unchain
+    if asked == "-lateness":
+        return lambda graph, costs: edits.punctual(graph)
+    if kind in ROLES and (factor := _factor(text)) is not None:
+        return lambda graph, costs: edits.scale(graph, edits.named(graph, role=f"^{kind}$"), factor, costs)
     if kind == "zero" and text in ROLES:
         return lambda graph, costs: edits.drop(graph, edits.named(graph, role=f"^{text}$"))
     if kind in ("wait", "drop") and text:
@@ -201,8 +205,17 @@ def _own(asked: str, there: Mapping[str, Any]) -> Edit:
         if kind == "drop":
             return lambda graph, costs: edits.drop(graph, edits.named(graph, pattern))
         return lambda graph, costs: edits.remove_wait(graph, edits.waiting(graph, pattern))
-    more = f"-pdl, wait=REGEX, drop=REGEX, zero=ROLE (of {', '.join(ROLES)})"
+    more = f"-pdl, -lateness, wait=REGEX, drop=REGEX, zero=ROLE, ROLE=FACTOR (of {', '.join(ROLES)})"
     raise UserError(f"no edit {asked!r}; there are {', '.join(there)}, {more}.")
+
+
+def _factor(text: str) -> float | None:
+    """A number from 0 to 100; None for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value <= 100 else None
 
 
 def _pattern(asked: str, text: str) -> str:
