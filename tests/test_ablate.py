@@ -17,6 +17,7 @@ from test_gate import made, made_passes, one_thread, other  # noqa: E402, F401
 
 from ling_prof import UserError, ablation_report  # noqa: E402
 from optim import ablate, base, bench, designs, extras, gate, session  # noqa: E402
+from optim import cli as commands  # noqa: E402
 from optim.gate import Gate  # noqa: E402
 from optim.measure import Protocol  # noqa: E402
 from optim.options import AblateOptions, BenchOptions  # noqa: E402
@@ -415,12 +416,15 @@ def test_the_command_line_end_to_end(tmp_path):
     assert "a CUDA graph needs a GPU and the Triton kernels" in page
 
 
-def test_what_cannot_be_saved_is_still_printed(tmp_path):
-    (tmp_path / "a" / "ablation.json").mkdir(parents=True)
-    done = cli(*ASKED, "--passes", "bf16_head", "--output", str(tmp_path / "a"), "--json")
-    assert "ablation.json cannot be written: it is no regular file" in done.stderr
-    assert done.returncode != 0
-    assert json.loads(done.stdout)["baseline"]["tpot_ms"] > 0
+def test_what_cannot_be_saved_is_still_printed(tmp_path, monkeypatch, capsys):
+    def full(found, options):
+        raise UserError("ablation.json cannot be written (No space left on device).")
+
+    monkeypatch.setattr(ablate, "save", full)
+    sizes = {"isl": 32, "osl": 16, "steps": 4, "device": "cpu", "output": tmp_path / "a"}
+    with pytest.raises(UserError, match="No space left on device"):
+        commands.ablate(model="nano", passes="keeps", **sizes, as_json=True)
+    assert json.loads(capsys.readouterr().out)["baseline"]["tpot_ms"] > 0
 
 
 @pytest.mark.parametrize(

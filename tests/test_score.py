@@ -1,16 +1,19 @@
 """Predictions beside measurements: the committed score, and scores of small made-up ablations."""
 
 import copy
-import json
+import io
 import os
+import re
 
 import pytest
 from conftest import BUNDLED
-from test_cli import cli, refused
+from rich.console import Console
+from test_cli import refused
 
 from ling_prof import ablation_report, plain_file
 from ling_prof.errors import UserError
 from optim import score as scoring
+from optim import show
 from optim.score import filled, renew, score, table
 
 ROOT = BUNDLED.parent
@@ -110,8 +113,11 @@ def test_a_page_without_marks_is_refused_before_anything_is_written(tmp_path, te
     assert (page.read_text(), copied.read_bytes()) == (text, RESULT.read_bytes())
 
 
-def test_the_command_shows_both_and_refuses_what_is_no_ablation(scored):
-    assert json.loads(cli("score", str(RESULT), str(TRACE), "--json").stdout) == scored | {"trace": str(TRACE)}
+def test_the_terminal_shows_both_and_what_is_no_ablation_is_refused(scored):
+    page = io.StringIO()
+    Console(file=page, width=160).print(*show.score(scored))
+    assert re.search(r"splitk_gemv +ladder +777\.9 us +7\d\d\.\d us .* yes", page.getvalue())
+    assert re.search(r"swiglu_epilogue .* NO", page.getvalue())
     assert "not ling-prof.ablation/1" in refused("score", str(ROOT / "traces/manifest.json"), str(TRACE))
     assert "README.md" in refused("score", str(RESULT), str(ROOT / "README.md"))
 
