@@ -25,7 +25,7 @@ def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str
     """Replays the recording of the baseline once for every combination that was measured; gains, low and high in us.
 
     Raises UserError for an ablation without a time of its baseline or without gains, for passes that do not predict,
-    and for what `predictor` refuses.
+    for a recording that cannot be that of its baseline, and for what `predictor` refuses.
     """
     step = ablation["baseline"]["tpot_ms"]
     players = [tuple(row["pass"].split("+")) for row in ablation["attribution"] if row["gain_us"] is not None]

@@ -21,7 +21,7 @@ def render(found: dict[str, Any], top: int) -> list[RenderableType]:
         *(Text(one_line(f"note: {said}"), style="yellow") for said in found["cannot_say"]),
     ]
     if not found["edits"]:
-        return [*lines, Text("\nno pass finds anything to change here"), *_path(found)]
+        return [*lines, *_path(found)]
     together = Text(f"\n{', '.join(found['edits'])}: {_from_to(found)}, saves {saved} ({band})", style="bold")
     if "alone" in found:
         return [*lines, *alone(found["alone"], top), together, *_path(found)]

@@ -234,7 +234,7 @@ def predictor(view: View, table: Path | None = None, most: int | None = None) ->
 
 
 def whatif(trace: Trace, asked: list[str], options: Options = Options(), table: Path | None = None) -> dict[str, Any]:
-    """The schema of docs/json.md. Raises UserError for unknown edits, a trace without steps, a table that is none."""
+    """As docs/json.md says. Raises UserError for unknown edits, for a table that is none, and where no step counts."""
     edits_of = chosen(asked)
     found = predictor(view_of(trace, options), table)
     return _shown(found, list(edits_of), found.outcome(edits_of))
@@ -264,14 +264,15 @@ def helps(view: View) -> dict[str, Any]:
         long = f"A step of {ops:,.0f} ops takes long to replay: ask ling-prof whatif --list."
         return {"rows": [], "basis": long, "replay_error_pct": None}
     found = predictor(view, most=max(1, min(FEW, int(MANY_OPS // ops))))
-    return {"rows": alone(found), "basis": found.basis, "replay_error_pct": found.replay_error}
+    rows = [row for row in alone(found) if row["saved_ns"] > 0]
+    return {"rows": rows, "basis": found.basis, "replay_error_pct": found.replay_error}
 
 
 def alone(found: Predictor) -> list[dict[str, Any]]:
-    """Each pass that would save time, those that save most first: {edits, saved_ns, low_ns, high_ns, sites}."""
+    """Each pass that finds sites, those that save most first: {edits, saved_ns, low_ns, high_ns, sites}."""
     rows = [(name, found.outcome({name: edit})) for name, edit in chosen(passes()).items()]
     rows.sort(key=lambda row: -row[1].saved)
-    return [{"edits": [name], **_saved(outcome)} for name, outcome in rows if outcome.sites and outcome.saved > 0]
+    return [{"edits": [name], **_saved(outcome)} for name, outcome in rows if outcome.sites]
 
 
 def _saved(outcome: Outcome) -> dict[str, Any]:
