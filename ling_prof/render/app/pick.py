@@ -1,0 +1,48 @@
+"""Choosing a file: one that comes along, an upload, or a path; what was touched last counts."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from ling_prof.render.app import store
+from ling_prof.render.app.store import Source
+
+HERE, UPLOAD, PATH = "here", "upload", "path"
+
+
+def draw(labels: Mapping[str, str], key: str, files: Mapping[str, Path]) -> None:
+    """A widget for each way in `labels` (HERE, UPLOAD, PATH -> its label); `files` come along. Their states have keys
+    that begin with `key`."""
+    for way, label in labels.items():
+        touched: dict[str, Any] = {"on_change": _touch, "args": (key, way), "key": f"{key} {way}"}
+        if way == HERE:
+            st.selectbox(label, list(files), None, placeholder="None chosen", **touched)
+        elif way == UPLOAD:
+            st.file_uploader(label, **touched)
+        else:
+            st.text_input(label, **touched)
+
+
+def start(key: str, **ways: str) -> None:
+    """What is chosen before anybody has chosen: the last of `ways` that is not empty."""
+    for way, value in ways.items():
+        if value and f"{key} last" not in st.session_state:
+            st.session_state[f"{key} {way}"] = value
+    st.session_state.setdefault(f"{key} last", next((way for way in reversed(ways) if ways[way]), HERE))
+
+
+def _touch(key: str, way: str) -> None:
+    st.session_state[f"{key} last"] = way
+
+
+def picked(key: str, files: Mapping[str, Path], partial: bool = False) -> Source | None:
+    """What the widgets of `key` say: the way touched last, where it names a file, or else what comes along."""
+    state = st.session_state
+    last, name = state.get(f"{key} last"), state.get(f"{key} {HERE}")
+    if last == UPLOAD and (upload := state.get(f"{key} {UPLOAD}")):
+        return store.uploaded(upload, partial)
+    if last == PATH and (given := (state.get(f"{key} {PATH}") or "").strip()):
+        return store.at(Path(given).expanduser(), given, partial)
+    return store.at(files[name], name, partial) if name in files else None
