@@ -88,6 +88,6 @@ def _verdicts(of: Ablation) -> None:
 
 def _lock(of: Ablation) -> None:
     st.subheader("Made with")
-    st.code(of["command"], language="bash")
+    st.code(of["command"], language="bash", wrap_lines=True)
     found = {key: lock.show(value) for key, value in vars(lock.from_dict(of["lock"], "this report")).items()}
     table(pd.DataFrame({"what": list(found), "": list(found.values())}), "lock")

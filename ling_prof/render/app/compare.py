@@ -37,7 +37,7 @@ def show(chosen: Chosen | None) -> None:
 def _recordings(a: Chosen, force: bool) -> None:
     st.subheader("Two recordings")
     st.markdown(plain(f"A is {a.source.name}, the recording of the sidebar."))
-    left, right = st.columns([3, 2])
+    left, right = st.columns(2, gap="large")
     with left:
         pick.draw(WAYS, OTHER, sidebar.recordings())
     source = pick.picked(OTHER, sidebar.recordings(), a.source.partial)

@@ -17,7 +17,9 @@ from ling_prof.units import one_line
 
 MARKUP = re.compile(r"([!#$&()*+\-.:<>@\[\\\]^_`{|}~])")  # what Markdown may take for more than itself
 KEPT = "kept "  # keys of widgets whose values outlive a visit to another page
-FIGURE = {"displaylogo": False, "responsive": True}
+LONGEST, WIDE = 400, 40  # characters: of a cell, and of one that would push others off the page
+SPARE = ["zoomIn2d", "zoomOut2d", "autoScale2d", "lasso2d", "select2d"]  # buttons of figures that ours are mistaken for
+FIGURE = {"displaylogo": False, "modeBarButtonsToRemove": SPARE}
 
 
 def plain(text: object) -> str:
@@ -71,10 +73,14 @@ def draw(make: Callable[..., Any], *data: Any, key: str) -> None:
 
 def table(rows: pd.DataFrame, key: str) -> None:
     """Numbers with one digit, text as it is."""
-    number = st.column_config.NumberColumn(format="%.1f")
-    floats = {name: number for name in rows if pd.api.types.is_float_dtype(rows[name])}
-    lines = {name: rows[name].map(lambda text: one_line(str(text))) for name in texts(rows)}
-    st.dataframe(rows.assign(**lines), hide_index=True, width="stretch", column_config=floats, key=key)
+    rows = rows.assign(**{name: rows[name].map(lambda text: one_line(str(text))[:LONGEST]) for name in texts(rows)})
+    shapes: dict[str, Any] = {
+        name: st.column_config.NumberColumn(format="%.1f") for name in rows if pd.api.types.is_float_dtype(rows[name])
+    }
+    for name in texts(rows)[:-1]:
+        if rows[name].str.len().max() > WIDE:
+            shapes[name] = st.column_config.TextColumn(width="medium")
+    st.dataframe(rows, hide_index=True, width="stretch", column_config=shapes, key=key)
 
 
 def texts(rows: pd.DataFrame) -> list[str]:

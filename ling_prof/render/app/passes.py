@@ -20,6 +20,7 @@ MS = 1e6  # ns
 ACROSS = 3
 ALIKE = 0.05  # of the step: farther apart, the ablation is of another program or machine
 SITES = 3  # of a pass, in its hint
+MEASURED = "The step in the row of the ablation with exactly these passes."
 OTHERS = "As ling-prof whatif takes them: -pdl, -lateness, wait=REGEX, drop=REGEX, zero=ROLE or ROLE=0.5; one a line."
 
 
@@ -38,21 +39,21 @@ def show(chosen: Chosen) -> None:
 @st.fragment
 @careful
 def _switches(chosen: Chosen) -> None:
-    numbers, doubts = st.container(), st.container()
+    numbers = st.container()
     asked = _asked(store.sites(chosen))
     edits = tuple(edits_of(asked))
     now = store.predictor(chosen).base[1].step
     columns = numbers.columns(4)
     columns[0].metric("Step now", show_time(round(now)))
     predicted, saved = columns[1].empty(), columns[2].empty()
-    measured, doubt = _measured(chosen, edits, now)
-    columns[3].metric("Measured step", measured or "–", help="Of the ablation's row with exactly these passes.")
-    if doubt:
-        doubts.caption(plain(doubt))
-    _predicted(predicted, store.predicted(chosen, edits), now)
+    with columns[3]:
+        _measured(chosen, edits, now)
+    _number(predicted, "Predicted step", store.predicted(chosen, edits), "")
     outcome = store.outcome(chosen, edits)
-    _predicted(predicted, outcome.predicted, now)
-    saved.metric("Saved", show_time(outcome.saved), f"{_ns(outcome.low)} to {_ns(outcome.high)}", "off")
+    step, low, high = outcome.predicted, outcome.step - outcome.high, outcome.step - outcome.low
+    _number(predicted, "Predicted step", step, f"{round(step):,} ns; {_ns(low)} to {_ns(high)}" if edits else "")
+    share = f"{100 * outcome.saved / now:.1f} %; {_ns(outcome.low)} to {_ns(outcome.high)}"
+    _number(saved, "Saved", outcome.saved, share if edits else "")
     _sites(outcome, bool(edits))
 
 
@@ -60,11 +61,11 @@ def _ns(time: float) -> str:
     return show_time(round(time))
 
 
-def _predicted(place: Any, step: float, now: float) -> None:
-    """As ling-prof whatif prints it; the whole nanoseconds below."""
+def _number(place: Any, label: str, time: float, more: str) -> None:
+    """A time as ling-prof whatif prints it."""
     with place.container():
-        st.metric("Predicted step", show_time(round(step)), f"{100 * (step / now - 1):+.1f} %", "inverse")
-        st.caption(f"{round(step):,} ns")
+        st.metric(label, _ns(time))
+        st.caption(plain(more))
 
 
 def _asked(sites: dict[str, Sites]) -> list[str]:
@@ -93,21 +94,27 @@ def _sites(outcome: Outcome, asked: bool) -> None:
         table(rows, "sites")
 
 
-def _measured(chosen: Chosen, edits: tuple[str, ...], now: float) -> tuple[str, str]:
-    """The measured step with exactly these passes, and why there is none, or what speaks against it."""
+def _measured(chosen: Chosen, edits: tuple[str, ...], now: float) -> None:
+    found, said = measured(chosen.source.name, edits, now)
+    st.metric("Measured step", "–" if found is None else _ns(found), help=MEASURED)
+    st.caption(plain(said))
+
+
+def measured(name: str, edits: tuple[str, ...], now: float) -> tuple[float | None, str]:
+    """The step, ns, that the ablation measured with exactly these passes; and against what, or why there is none."""
     source = sidebar.ablation()
     if source is None:
-        return "", "No ablation report is loaded: no measurement to show beside the prediction."
+        return None, "no ablation report is chosen"
     of = store.ablation(source)
-    on = recorded_with(of, chosen.source.name)
+    on = recorded_with(of, name)
     steps = {frozenset(row["passes"]): row["step_ms"] for row in of["rows"]}
     base, found = steps.get(on), steps.get(on | set(edits))
     if base is None or abs(base * MS - now) > ALIKE * now:
-        took = "no such step" if base is None else f"a step of {show_time(base * MS)}"
-        return "", f"{source.name} starts from {took}, this recording from {show_time(now)}: not the same program or machine."
+        took = "has no step to compare" if base is None else f"begins at {_ns(base * MS)}"
+        return None, f"{source.name} {took}: another program or machine"
     if found is None:
-        return "", f"{source.name} has no time with exactly these passes."
-    return show_time(found * MS), f"Measured: {source.name}, {100 * (found * MS / now - 1):+.1f} % of the step now."
+        return None, f"{source.name} has no row with exactly these passes"
+    return found * MS, f"in {source.name}; {100 * (1 - found / base):.1f} % less than without them"
 
 
 def recorded_with(of: Ablation, name: str) -> frozenset[str]:

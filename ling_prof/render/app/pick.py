@@ -27,14 +27,17 @@ def draw(labels: Mapping[str, str], key: str, files: Mapping[str, Path]) -> None
 
 def start(key: str, **ways: str) -> None:
     """What is chosen before anybody has chosen: the last of `ways` that is not empty."""
-    for way, value in ways.items():
-        if value and f"{key} last" not in st.session_state:
-            st.session_state[f"{key} {way}"] = value
-    st.session_state.setdefault(f"{key} last", next((way for way in reversed(ways) if ways[way]), HERE))
+    way = next((way for way in reversed(ways) if ways[way]), None)
+    if way is not None and f"{key} last" not in st.session_state:
+        st.session_state.update({f"{key} last": way, f"{key} {way}": ways[way]})
 
 
 def _touch(key: str, way: str) -> None:
+    """The other widgets are emptied, but for an upload, which its own widget alone can take back."""
     st.session_state[f"{key} last"] = way
+    for other, empty in ((HERE, None), (PATH, "")):
+        if other != way and f"{key} {other}" in st.session_state:
+            st.session_state[f"{key} {other}"] = empty
 
 
 def picked(key: str, files: Mapping[str, Path], partial: bool = False) -> Source | None:
