@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +33,7 @@ NOTHING = "these edits find nothing to change here"
 REMEDY = "mend or uninstall the package it comes from"
 SHORT = 0.8  # of the device's recorded time: profiling does not add that much to it
 MISSED = 0.01  # of the unprofiled step: farther off, the replay was not calibrated
+KEPT = 32  # edited graphs
 LEAST_BAND = 0.005  # of the step, to either side: two measurements of one program differ by as much
 Edit = Callable[[Graph, Costs], Graph]
 Base = tuple[Graph, Replay, Costs]
@@ -121,7 +122,20 @@ class Predictor:
 
     def predicted(self, chosen: Mapping[str, Edit]) -> float:
         """The median round after these edits together, ns: as is likeliest, of one replay."""
-        return self._after(chosen, *self.base)
+        graph, base, costs = self.base
+        by = tuple(chosen.values())
+        return _step(graph, base, _chained(by, graph, self._edited(by), costs))
+
+    @cached_property
+    def _edited(self) -> Callable[[tuple[Edit, ...]], Graph]:
+        """The graph of `base` after some edits. The latest are kept: with another pass, those before it are done."""
+        graph, _, costs = self.base
+
+        @lru_cache(maxsize=KEPT)
+        def edited(by: tuple[Edit, ...]) -> Graph:
+            return by[-1](edited(by[:-1]), costs) if by else graph
+
+        return edited
 
     def steps(self, chosen: Mapping[str, Edit], predicted: float | None = None) -> list[float]:
         """The median round after these edits together, ns, on each of the bases; the first is not replayed again where
@@ -150,8 +164,7 @@ class Predictor:
         return Outcome(before[0], after[0], saved[0], min(saved) - self.room, high, sites)
 
     def _after(self, chosen: Mapping[str, Edit], graph: Graph, base: Replay, costs: Costs) -> float:
-        edited = edited_by(chosen, graph, costs)
-        return base.step if edited is graph else replay(edited, base.pace, base.stretch).step
+        return _step(graph, base, edited_by(chosen, graph, costs))
 
     @property
     def basis(self) -> str:
@@ -176,9 +189,18 @@ def edited_by(chosen: Mapping[str, Edit], graph: Graph, costs: Costs) -> Graph:
     edited = graph
     for edit in chosen.values():
         edited = edit(edited, costs)
-    if edited is graph or not (graph.node & (graph.gap < 0)).any() or edits.unchain in chosen.values():
-        return edited
-    return edits.chain(edited, costs, only_early=True)
+    return _chained(tuple(chosen.values()), graph, edited, costs)
+
+
+def _chained(by: tuple[Edit, ...], before: Graph, after: Graph, costs: Costs) -> Graph:
+    if after is before or not (before.node & (before.gap < 0)).any() or edits.unchain in by:
+        return after
+    return edits.chain(after, costs, only_early=True)
+
+
+def _step(before: Graph, base: Replay, after: Graph) -> float:
+    """The median round of an edited graph, ns, at the pace at which the other one took that of `base`."""
+    return base.step if after is before else replay(after, base.pace, base.stretch).step
 
 
 def _sites(before: Graph, after: Graph) -> list[tuple[str, float]]:

@@ -13,14 +13,14 @@ from ling_prof.diff_report import Diff
 from ling_prof.ops import devices
 from ling_prof.render import figures
 from ling_prof.render.app import pick, sidebar, store
-from ling_prof.render.app.frame import KEPT, careful, draw, plain, table
+from ling_prof.render.app.frame import KEPT, UPLOAD, careful, draw, plain, table
 from ling_prof.render.app.step import US
 from ling_prof.render.app.store import Chosen
 from ling_prof.units import parse_time, show_time
 
 TITLE = "Compare"
 OTHER = f"{KEPT}other"
-WAYS = {pick.HERE: "Compare with", pick.UPLOAD: "Upload a second trace", pick.PATH: "Path of a second trace"}
+WAYS = {pick.HERE: "Compare with", UPLOAD: "Upload a second trace", pick.PATH: "Path of a second trace"}
 FORCE = "Unlike recordings or benchmarks are refused; with this they are compared, with warnings."
 MOST = 100  # rows of a table
 

@@ -16,6 +16,7 @@ from ling_prof.errors import UserError
 from ling_prof.units import one_line
 
 MARKUP = re.compile(r"([!#$&()*+\-.:<>@\[\\\]^_`{|}~])")  # what Markdown may take for more than itself
+UPLOAD = "upload"  # ends the key of every uploader
 KEPT = "kept "  # keys of widgets whose values outlive a visit to another page
 LONGEST, WIDE = 400, 40  # characters: of a cell, and of one that would push others off the page
 SPARE = ["zoomIn2d", "zoomOut2d", "autoScale2d", "lasso2d", "select2d"]  # buttons of figures that ours are mistaken for
@@ -89,6 +90,7 @@ def texts(rows: pd.DataFrame) -> list[str]:
 
 
 def remember() -> None:
-    """Streamlit forgets a widget that is not drawn: this keeps the values of those named `KEPT`."""
-    for key in [key for key in st.session_state if str(key).startswith(KEPT)]:
-        st.session_state[key] = st.session_state[key]
+    """Streamlit forgets a widget that is not drawn: this keeps the values of those named `KEPT`, but for uploads."""
+    for key in map(str, list(st.session_state)):
+        if key.startswith(KEPT) and not key.endswith(UPLOAD):
+            st.session_state[key] = st.session_state[key]

@@ -7,9 +7,10 @@ from typing import Any
 import streamlit as st
 
 from ling_prof.render.app import store
+from ling_prof.render.app.frame import UPLOAD
 from ling_prof.render.app.store import Source
 
-HERE, UPLOAD, PATH = "here", "upload", "path"
+HERE, PATH = "here", "path"
 
 
 def draw(labels: Mapping[str, str], key: str, files: Mapping[str, Path]) -> None:

@@ -9,15 +9,15 @@ from ling_prof import ablation_report
 from ling_prof.bundled import every, folder, results
 from ling_prof.ops import devices
 from ling_prof.render.app import pick, store
-from ling_prof.render.app.frame import said
+from ling_prof.render.app.frame import UPLOAD, said
 from ling_prof.render.app.store import Chosen, Source
 from ling_prof.steps import FOCUS
 from ling_prof.units import parse_time
 from ling_prof.view import Options
 
 TRACE, MEASURED = "trace", "ablation"
-WAYS = {pick.HERE: "Recording", pick.UPLOAD: "Upload a trace", pick.PATH: "Path of a trace"}
-MEASUREMENTS = {pick.HERE: "Ablation report", pick.UPLOAD: "Upload an ablation report"}
+WAYS = {pick.HERE: "Recording", UPLOAD: "Upload a trace", pick.PATH: "Path of a trace"}
+MEASUREMENTS = {pick.HERE: "Ablation report", UPLOAD: "Upload an ablation report"}
 TIME = "Time per output token without a profiler, such as 2.13ms; empty: not known."
 ACCEPT = "Tokens a step commits, with speculative decoding."
 REGEX = "Take ranges whose name matches this regular expression as steps."
