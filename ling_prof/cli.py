@@ -168,7 +168,7 @@ def answer(name: str, found: "Report", top: int, as_json: bool) -> None:
     if as_json:
         _say(found.to_json(indent=1))
         return
-    from ling_prof.render import text
+    from ling_prof.render import tables, text
 
     if name == "report":
         print_parts(text.render(found, top))
@@ -177,9 +177,9 @@ def answer(name: str, found: "Report", top: int, as_json: bool) -> None:
     for summary in found["summary"] if name in ("ledger", "kernels") else ():
         parts.append(text.device_heading(summary))
         if summary["rounds"]:
-            parts.append((text.ledger if name == "ledger" else text.roles)(summary))
+            parts += text.shown((tables.ledger if name == "ledger" else tables.roles)(summary))
     for key in SECTIONS[name]:
-        parts += getattr(text, key)(found, top)
+        parts += text.section(key, found, top)
     print_parts(*parts, *text.cannot_say(found))
 
 
