@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ling_prof.report import Report
 from ling_prof.roles import LABELS, short_name
 from ling_prof.steps import WHOLE
 from ling_prof.timeline import CLASSES, HOST_PARTS
@@ -25,7 +26,6 @@ FIXES = {
 SITES = 2  # of a prediction
 PART, TOTAL = "  in ", "wall"  # how the rows of a ledger begin that are part of another, and that sum up
 Row = Mapping[str, Any]
-Found = Mapping[str, Any]  # a Report, or its data
 Columns = dict[str, Callable[[Row], str]]
 
 
@@ -97,7 +97,7 @@ def roles(summary: Row) -> Table:
     return Table("Busy time by role", ("role", "mean", "% of busy"), rows, ("role",), (kernels,))
 
 
-def _table(found: Found, title: str, rows: Sequence[Row], top: int, columns: Columns, *left: str) -> Table:
+def _table(found: Report, title: str, rows: Sequence[Row], top: int, columns: Columns, *left: str) -> Table:
     """Of rows of the report; with a device column when there are several."""
     if len(found["summary"]) > 1:
         columns = {"device": lambda r: str(r["device"]), **columns}
@@ -105,13 +105,13 @@ def _table(found: Found, title: str, rows: Sequence[Row], top: int, columns: Col
     return Table(title, tuple(columns), [tuple(show(row) for show in columns.values()) for row in rows[:top]], left)
 
 
-def _a_step(found: Found, key: str) -> Callable[[Row], float]:
+def _a_step(found: Report, key: str) -> Callable[[Row], float]:
     """Gives a row's total per token round of its device."""
     rounds = {s["device"]: max(1, s["rounds"]) for s in found["summary"]}
     return lambda row: row[key] / rounds[row["device"]]
 
 
-def syncs(found: Found, top: int, wide: int = 1) -> Table:
+def syncs(found: Report, top: int, wide: int = 1) -> Table:
     """Of calls in the chosen steps. Here and below names get `wide` times the room they have in a terminal."""
     calls, blocked, idle = (_a_step(found, f"focus_{key}") for key in ("calls", "blocked_ns", "idle_ns"))
     columns: Columns = {
@@ -131,7 +131,7 @@ def syncs(found: Found, top: int, wide: int = 1) -> Table:
     return replace(table, notes=tuple(notes))
 
 
-def seams(found: Found, top: int, wide: int = 1) -> Table:
+def seams(found: Report, top: int, wide: int = 1) -> Table:
     idle = _a_step(found, "idle_ns")
     columns: Columns = {
         "idle a step": lambda r: show_time(idle(r)),
@@ -141,7 +141,7 @@ def seams(found: Found, top: int, wide: int = 1) -> Table:
     return _table(found, "Host code that keeps the device waiting", found["seams"], top, columns, "the host was in")
 
 
-def launches(found: Found, top: int, wide: int = 1) -> Table:
+def launches(found: Report, top: int, wide: int = 1) -> Table:
     columns: Columns = {
         "step": lambda r: str(r["step"]),
         "launches": lambda r: str(r["launches"]),
@@ -156,7 +156,7 @@ def launches(found: Found, top: int, wide: int = 1) -> Table:
     return _table(found, "Launches, and how far they run ahead of the device", found["launches"], top, columns)
 
 
-def graphs(found: Found, top: int, wide: int = 1) -> Table:
+def graphs(found: Report, top: int, wide: int = 1) -> Table:
     columns: Columns = {
         "graph": lambda r: str(r["graph"]),
         "launches": lambda r: str(r["launches"]),
@@ -170,7 +170,7 @@ def graphs(found: Found, top: int, wide: int = 1) -> Table:
     return _table(found, "CUDA graphs (medians)", found["graphs"], top, columns, "first")
 
 
-def gaps(found: Found, top: int, wide: int = 1) -> Table:
+def gaps(found: Report, top: int, wide: int = 1) -> Table:
     columns: Columns = {
         "step": lambda r: str(r["step"]),
         "gap": lambda r: show_time(r["length"]),
@@ -182,7 +182,7 @@ def gaps(found: Found, top: int, wide: int = 1) -> Table:
     return _table(found, "Largest gaps", found["gaps"], top, columns, "cause", "before", "after", "site")
 
 
-def kernels(found: Found, top: int, wide: int = 1) -> Table:
+def kernels(found: Report, top: int, wide: int = 1) -> Table:
     busy, calls = _a_step(found, "exclusive_ns"), _a_step(found, "calls")
     columns: Columns = {
         "busy a step": lambda r: show_time(busy(r)),
@@ -195,7 +195,7 @@ def kernels(found: Found, top: int, wide: int = 1) -> Table:
     return _table(found, "Costliest kernels", found["kernels"], top, columns, "role", "kernel")
 
 
-def layers(found: Found, top: int, wide: int = 1) -> Table:
+def layers(found: Report, top: int, wide: int = 1) -> Table:
     busy = _a_step(found, "exclusive_ns")
     columns: Columns = {
         "busy a step": lambda r: show_time(busy(r)),
@@ -207,7 +207,7 @@ def layers(found: Found, top: int, wide: int = 1) -> Table:
     return _table(found, "Busy time by layer", found["layers"], top, columns, "role", "layer")
 
 
-def copies(found: Found, top: int, wide: int = 1) -> Table:
+def copies(found: Report, top: int, wide: int = 1) -> Table:
     duration = _a_step(found, "duration_ns")
     columns: Columns = {
         "a step": lambda r: f"{r['per_step']:.1f}",
@@ -217,7 +217,7 @@ def copies(found: Found, top: int, wide: int = 1) -> Table:
     return _table(found, "Copies and casts", found["copies"], top, columns, "what")
 
 
-def helps(found: Found, top: int, wide: int = 1) -> Table:
+def helps(found: Report, top: int, wide: int = 1) -> Table:
     """What each optimization would save of a step of the busiest device."""
     helps = found["helps"]
     if not helps["rows"]:
@@ -238,7 +238,7 @@ def alone(rows: Sequence[Row], top: int, wide: int = 1) -> Table:
     return Table(f"What would help most, each alone{more}", columns, shown, ("edit", "where"))
 
 
-def steps(found: Found, top: int, wide: int = 1) -> Table:
+def steps(found: Report, top: int, wide: int = 1) -> Table:
     columns: Columns = {
         "step": lambda r: str(r["index"]),
         "phase": lambda r: r["phase"],
