@@ -55,7 +55,7 @@ def report(trace: Trace, options: Options = Options(), progress: Progress = lamb
 
 
 def report_of(seen: list[View], options: Options, progress: Progress = lambda _: None) -> Report:
-    """As `report`, of views that are there already: what `views(trace, options)` gave."""
+    """As `report`, on views that are there already: what these have computed is not computed again."""
     total = len(seen) * len(ANALYSES)
     rows: dict[str, list[dict]] = {name: [] for name in ANALYSES}
     summaries, cannot = [], []
