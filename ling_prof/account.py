@@ -14,8 +14,7 @@ from ling_prof.analyses import run
 from ling_prof.report import summary
 from ling_prof.roles import ROLES, family, same_name
 from ling_prof.timeline import CLASSES
-from ling_prof.trace import Trace
-from ling_prof.view import Options, View, require_steps, view_of
+from ling_prof.view import View, require_steps
 
 BATCH = re.compile(r"\bbs=(\d+)|_generation_(\d+)")
 
@@ -24,14 +23,12 @@ BATCH = re.compile(r"\bbs=(\d+)|_generation_(\d+)")
 class Account:
     """The round whose wall is the median, of two the shorter.
 
-    summary: of all rounds, as in a report; walls: ns a round, by number; number: of this one; rows: its ledger rows,
-    one a step; op: index into view.ops, in order of start; ledger: (ops, classes) ns.
+    summary: of all rounds, as in a report; rows: its ledger rows, one a step; op: index into view.ops, in order of
+    start; ledger: (ops, classes) ns.
     """
 
     view: View
     summary: dict[str, Any]
-    walls: pd.Series
-    number: int
     rows: pd.DataFrame
     op: np.ndarray
     ledger: np.ndarray
@@ -93,16 +90,13 @@ class Account:
         return [found[code] for code in codes]
 
 
-def account(trace: Trace, options: Options) -> Account:
-    """The account of a recording. Raises UserError, naming it, where no step of the focus counts."""
-    seen = view_of(trace, options)
+def account(seen: View) -> Account:
+    """The account of a view. Raises UserError, naming the recording, where no step of the focus counts."""
     require_steps(seen)
     said = summary(seen)
     ledger = run("ledger", seen).loc[seen.chosen.index]
-    walls = ledger["wall"].groupby(seen.rounds).sum()
-    number = int(np.argsort(walls.to_numpy(), kind="stable")[(len(walls) - 1) // 2])
-    middle = seen.rounds == number
-    return Account(seen, said, walls, number, ledger[middle], *_ops(seen, seen.chosen[middle]))
+    middle = seen.rounds == seen.median_round
+    return Account(seen, said, ledger[middle], *_ops(seen, seen.chosen[middle]))
 
 
 def _ops(seen: View, steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

@@ -49,6 +49,11 @@ class View:
     options: Options
 
     @cached_property
+    def answers(self) -> dict[str, pd.DataFrame]:
+        """What `analyses.run` has found already, by name."""
+        return {}
+
+    @cached_property
     def timeline(self) -> Timeline:
         return Timeline(self.ops)
 
@@ -77,6 +82,17 @@ class View:
     @property
     def n_rounds(self) -> int:
         return int(self.rounds.max(initial=-1)) + 1
+
+    @cached_property
+    def walls(self) -> pd.Series:
+        """The time of each round, ns, by its number."""
+        return (self.chosen["end"] - self.chosen["start"]).groupby(self.rounds).sum()
+
+    @cached_property
+    def median_round(self) -> int:
+        """The number of the round whose wall is the median, of two the shorter; -1 where none counts."""
+        order = np.argsort(self.walls.to_numpy(), kind="stable")
+        return int(order[(len(order) - 1) // 2]) if len(order) else -1
 
     @property
     def left_out(self) -> list[str]:
