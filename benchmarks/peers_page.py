@@ -51,10 +51,8 @@ def of_hta(outcome: dict) -> Said:
         "launches": lambda count: f"{count} kernels",
         "critical": shares,
     }
-    lines = [
-        f"{X"
-        for name, say in words.items()
-    ]
+    answers = ((HTA[name], outcome[name], word) for name, word in words.items())
+    lines = [f"{title}: {answer['error'] if failed(answer) else word(answer)}" for title, answer, word in answers]
     return Said(ratio(outcome["temporal"]), lines, ratio(outcome["unrounded"]))
 
 
@@ -75,7 +73,7 @@ def of_nsys_ai(outcome: dict) -> Said:
     if len(parts) == 2 and parts["Total span"]:
         idle = parts["Idle"] / parts["Total span"]
         lines.append(f"overlap breakdown: {idle_of(1e6 * parts['Idle'], 1e6 * parts['Total span'])}")
-    lines += re.findall(r"(CPU Sync: .*)$", report, re.M)
+    lines += [" ".join(line.split()) for line in re.findall(r"CPU Sync: .*$", report, re.M)]
     lines += [f"{f['label']}: {f['note']}" for f in outcome["findings"] if f["label"].startswith("Critical path")]
     counts = Counter(finding["severity"] for finding in outcome["findings"])
     return Said(idle, [*lines, "findings: " + ", ".join(f"{n} {severity}" for severity, n in counts.items())])
@@ -139,16 +137,14 @@ def idle_table(true: dict[str, dict], tools: dict[str, dict]) -> str:
     files = [f for f in true if not failed(true[f]) and any(f in ran["said"] for ran in tools.values())]
     rows = []
     for file in files:
-        shares = [say(name, ran["said"][file]).idle for name, ran in tools.items()]
-        rows.append(
-            [file, *("no answer" if s is None else f"{100 * s:.1f} %" for s in [true_idle(true[file]), *shares])]
-        )
+        idle = [true_idle(true[file]), *(say(name, ran["said"][file]).idle for name, ran in tools.items())]
+        rows.append([file, *("no answer" if share is None else f"{100 * share:.1f} %" for share in idle)])
     return table(["recording", "true", *titles(tools).values()], rows, "l" + "r" * (1 + len(tools)))
 
 
 def distances(true: dict[str, dict], ran: dict, share: Callable[[dict], float | None]) -> list[float | None]:
     """By how many points of a percent each recording's true idle share is missed; None where none is given."""
-    found = {file: share(outcome) for file, outcome in ran["said"].items() if not failed(true[file])}
+    found = {file: share(outcome) for file, outcome in ran["said"].items() if "span" in true.get(file, {})}
     return [None if s is None else 100 * abs(s - true_idle(true[file])) for file, s in found.items()]
 
 
@@ -193,7 +189,8 @@ def page(command: str, date: str, true: dict[str, dict], tools: dict[str, dict])
 
 def agreement(true: dict[str, dict]) -> str:
     known = [row["oracle"] for row in true.values() if row.get("oracle") is not None]
-    said = (
+    if not known:
+        return ""
+    return (
         f"An independent script over the raw files finds the same for {sum(known)} of the {len(known)} it was run on."
     )
-    return said if known else ""
