@@ -82,7 +82,7 @@ def of_nsys_ai(outcome: dict) -> Said:
 def of_nsys(outcome: dict) -> Said:
     """Each rule by its first sentences, and how many rows it lists."""
     lines = []
-    for rule, said in re.findall(r"^ \*\* .*\((\w+)\):\n(.*?)(?=^Processing |\Z)", outcome["text"], re.M | re.S):
+    for rule, said in re.findall(r"^ \*\* [^\n]*\((\w+)\):\n(.*?)(?=^Processing |\Z)", outcome["text"], re.M | re.S):
         first = " ".join(said.strip().split("\n\n")[0].split())
         rows = len(re.findall(r"^ *\d", said.partition(" ---")[2], re.M))
         lines.append(f"{rule}: {first}" + (f" ({rows} rows)" if rows else ""))
