@@ -1,0 +1,69 @@
+"""The app, and a headless Chromium to look at it: for the screenshots and for tests/test_browser.py."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+PATIENCE = 180  # s; a busy machine takes its time
+
+
+def chromium() -> str | None:
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def app(*arguments: str) -> Iterator[str]:
+    """Runs `ling-prof app` on a free port; its address, once it answers."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "ling_prof.cli", "app", *arguments, "--headless", "--port", port]
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        _await(f"http://localhost:{port}/_stcore/health", served)
+        yield f"http://localhost:{port}"
+    finally:
+        served.terminate()
+        served.communicate()
+
+
+def _await(address: str, served: subprocess.Popen) -> None:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and served.poll() is None:
+        try:
+            urlopen(address, timeout=5).close()
+            return
+        except (URLError, TimeoutError):
+            time.sleep(0.2)
+    raise RuntimeError("the app does not answer" if served.poll() is None else f"the app ended: {served.stdout.read()}")
+
+
+def settled(page: Page) -> None:
+    """Waits until the app has nothing more to do and its figures stand."""
+    page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
+    for busy in (
+        "[data-testid=stStatusWidget]",
+        "[data-testid=stSpinner]",
+        "[data-stale=true]",
+        "[data-testid=stSkeleton]",
+    ):
+        page.wait_for_function("selector => !document.querySelector(selector)", arg=busy)
