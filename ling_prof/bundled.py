@@ -38,7 +38,10 @@ def results() -> list[Path]:
 
 
 def app() -> Path:
-    """The script that streamlit runs; in a wheel alone in a folder, which streamlit puts on the path. Raises UserError when this installation has none."""
+    """The script that streamlit runs; in a wheel alone in its folder, which streamlit puts on the path.
+
+    Raises UserError when this installation has none.
+    """
     here = Path(__file__).parent
     for place in (here / "dashboard/app.py", here.parent / "app.py"):
         if place.exists():

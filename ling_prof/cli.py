@@ -459,7 +459,9 @@ def demo(top: Top = 5, as_json: AsJson = False) -> None:
 
 @app.command("app")
 def app_(
-    trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help="What to begin with; default: the demo.")] = None,
+    trace: Annotated[
+        Path | None, typer.Argument(metavar="TRACE", help="What to begin with; default: the demo.")
+    ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 8501, or the next that is free.")] = None,
     headless: Annotated[bool, typer.Option("--headless", help="Open no browser.")] = False,
 ) -> None:

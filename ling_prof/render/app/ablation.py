@@ -52,9 +52,9 @@ def _conditions(name: str, of: Ablation) -> None:
 
 def _numbers(of: Ablation) -> None:
     base, full = of["baseline"]["tpot_ms"], of["all_on"]["tpot_ms"]
-    numbers = {"Baseline TPOT": "–" if base is None else show_time(base * MS)}
+    numbers = {"Baseline TPOT": "-" if base is None else show_time(base * MS)}
     numbers["All on"] = "its gate failed" if full is None else show_time(full * MS)
-    numbers["Times faster"] = f"{base / full:.3f}" if base and full else "–"
+    numbers["Times faster"] = f"{base / full:.3f}" if base and full else "-"
     numbers["A/A noise floor"] = f"{of['noise_floor_pct']:.2f} %"
     for column, (label, value) in zip(st.columns(len(numbers)), numbers.items(), strict=True):
         column.metric(label, value)

@@ -1,6 +1,5 @@
 """Two recordings, class by class and kernel by kernel; and benchmarks beside each other."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +9,25 @@ import streamlit as st
 from ling_prof import bench_report
 from ling_prof.bundled import results
 from ling_prof.diff_report import Diff
+from ling_prof.errors import UserError
 from ling_prof.ops import devices
 from ling_prof.render import figures
 from ling_prof.render.app import pick, sidebar, store
-from ling_prof.render.app.frame import KEPT, UPLOAD, careful, draw, plain, table
+from ling_prof.render.app.frame import careful, draw, kept, plain, table
 from ling_prof.render.app.step import US
 from ling_prof.render.app.store import Chosen
-from ling_prof.units import parse_time, show_time
+from ling_prof.units import show_time
 
 TITLE = "Compare"
-OTHER = f"{KEPT}other"
-WAYS = {pick.HERE: "Compare with", UPLOAD: "Upload a second trace", pick.PATH: "Path of a second trace"}
+OTHER = "other"
+WAYS = {pick.HERE: "Compare with", pick.UPLOAD: "Upload a second trace", pick.PATH: "Path of a second trace"}
 FORCE = "Unlike recordings or benchmarks are refused; with this they are compared, with warnings."
 MOST = 100  # rows of a table
 
 
 def show(chosen: Chosen | None) -> None:
     st.title("Compare")
-    force = st.toggle("Compare what is unlike", key=f"{KEPT}force", help=FORCE)
+    force = kept(st.toggle, "Compare what is unlike", "force", False, help=FORCE)
     if chosen is not None:
         _recordings(chosen, force)
     _benches(force)
@@ -40,15 +40,13 @@ def _recordings(a: Chosen, force: bool) -> None:
     left, right = st.columns(2, gap="large")
     with left:
         pick.draw(WAYS, OTHER, sidebar.recordings())
-    source = pick.picked(OTHER, sidebar.recordings(), a.source.partial)
+    source = pick.picked(OTHER, sidebar.recordings())
     if source is None:
         st.info("Choose the second recording, B: one that comes along, an upload, or a path.")
         return
-    known = sidebar.unprofiled(source)
-    tpot = right.text_input("Unprofiled TPOT of B", known, key=f"other tpot {source.digest}", help=sidebar.TIME).strip()
-    accept = right.number_input("Accept length of B", 0.01, 1000.0, 1.0, 0.1, key=f"{OTHER} accept", help=sidebar.ACCEPT)
-    time = parse_time(tpot, "Unprofiled TPOT of B") if tpot else None
-    options = replace(a.options, unprofiled_tpot=time, accept_length=accept)
+    with right:
+        asked = sidebar.ruler(source, " of B")
+    options = sidebar.options({**a.options.__dict__, **asked, "device": None})
     b = Chosen(source, options, devices(store.trace(source))[0])
     _change(store.diff(a, b, force))
 
@@ -77,7 +75,9 @@ def _change(found: Diff) -> None:
         }
         for edit in found["edits"][:MOST]
     ]
-    table(pd.DataFrame(edits), "diff edits") if edits else st.markdown("Both steps run the same kernels in the same order.")
+    table(pd.DataFrame(edits), "diff edits") if edits else st.markdown(
+        "Both steps run the same kernels in the same order."
+    )
 
 
 def _work(rows: Any) -> pd.DataFrame:
@@ -106,14 +106,15 @@ def _committed() -> dict[str, Path]:
 def _benches(force: bool) -> None:
     st.subheader("Benchmarks")
     there = _committed()
-    names = st.multiselect("Bench files", list(there), key=f"{KEPT}benches", placeholder="None chosen")
+    names = kept(st.multiselect, "Bench files", "benches", [], options=list(there), placeholder="None chosen")
     uploads = st.file_uploader("Upload bench files", accept_multiple_files=True, key="bench upload")
-    sources = [store.at(there[name], name) for name in names if name in there]
-    sources += [store.uploaded(upload) for upload in uploads]
+    sources = [*(store.at(there[name], name) for name in names), *map(store.uploaded, uploads)]
     if not sources:
         st.info("Choose files that `ling-prof bench --output` wrote; of two it is said whether they differ.")
         return
     benches = {source.name: store.bench(source) for source in sources}
+    if len(benches) < len(sources):
+        raise UserError("two bench files have the same name; rename one of them.")
     draw(figures.bench, benches, key="benches")
     if len(benches) == 2:
         (a, old), (b, new) = benches.items()

@@ -3,6 +3,7 @@
 import io
 import tempfile
 import zipfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from ling_prof.render.app import store
 from ling_prof.render.app.frame import plain
 from ling_prof.render.app.step import heading
 from ling_prof.render.app.store import Chosen
+from ling_prof.render.html import page
 from ling_prof.report import Report
+from ling_prof.window import median_windows
 
 TITLE = "Download"
 
@@ -30,10 +33,20 @@ def show(chosen: Chosen) -> None:
         st.download_button(f"Download {name}", partial(make, chosen), name, key=label, on_click="ignore")
 
 
+def as_html(chosen: Chosen) -> str:
+    """One page, with the figures of every device."""
+    return page(_report(chosen), median_windows(store.views(chosen.source, chosen.options)))
+
+
 def as_json(chosen: Chosen) -> str:
-    """The report, of the file that is shown: another one with the same content may have been read before."""
+    """As the command prints it."""
+    return _report(chosen).to_json(indent=1) + "\n"
+
+
+def _report(chosen: Chosen) -> Report:
+    """Of the file that is shown: one of the same content, but of another name, may have been read before."""
     found = store.report(chosen.source, chosen.options).data
-    return Report({**found, "trace": {**found["trace"], "path": chosen.source.name}}).to_json(indent=1) + "\n"
+    return Report({**found, "trace": {**found["trace"], "path": chosen.source.name}})
 
 
 def as_csv(chosen: Chosen) -> bytes:
@@ -54,7 +67,8 @@ def as_perfetto(chosen: Chosen) -> bytes:
         return path.read_bytes()
 
 
-FILES = {
+FILES: dict[str, tuple[str, str, Callable[[Chosen], str | bytes]]] = {
+    "Report as HTML": ("report.html", "One page with figures that opens without a network, to send around.", as_html),
     "Report as JSON": ("report.json", "All numbers, as ling-prof report --json prints them.", as_json),
     "Tables as CSV": ("csv.zip", "Every table of the recording and every analysis, a file each.", as_csv),
     "Trace for Perfetto": (

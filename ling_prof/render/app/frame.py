@@ -16,8 +16,6 @@ from ling_prof.errors import UserError
 from ling_prof.units import one_line
 
 MARKUP = re.compile(r"([!#$&()*+\-.:<>@\[\\\]^_`{|}~])")  # what Markdown may take for more than itself
-UPLOAD = "upload"  # ends the key of every uploader
-KEPT = "kept "  # keys of widgets whose values outlive a visit to another page
 LONGEST, WIDE = 400, 40  # characters: of a cell, and of one that would push others off the page
 SPARE = ["zoomIn2d", "zoomOut2d", "autoScale2d", "lasso2d", "select2d"]  # buttons of figures that ours are mistaken for
 FIGURE = {"displaylogo": False, "modeBarButtonsToRemove": SPARE}
@@ -89,8 +87,11 @@ def texts(rows: pd.DataFrame) -> list[str]:
     return [name for name in rows if not pd.api.types.is_numeric_dtype(rows[name])]
 
 
-def remember() -> None:
-    """Streamlit forgets a widget that is not drawn: this keeps the values of those named `KEPT`, but for uploads."""
-    for key in map(str, list(st.session_state)):
-        if key.startswith(KEPT) and not key.endswith(UPLOAD):
-            st.session_state[key] = st.session_state[key]
+def kept(widget: Callable[..., Any], label: str, key: str, first: Any, **more: Any) -> Any:
+    """The value of a widget that outlives a visit to another page; streamlit forgets what is not drawn."""
+    state = st.session_state
+    values = state.setdefault("kept", {})
+    if key not in state:
+        state[key] = values.get(key, first)
+    values[key] = widget(label, key=key, **more)
+    return values[key]

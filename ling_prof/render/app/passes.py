@@ -8,7 +8,7 @@ import streamlit as st
 from ling_prof.ablation_report import Ablation
 from ling_prof.render import figures
 from ling_prof.render.app import sidebar, store
-from ling_prof.render.app.frame import KEPT, careful, draw, plain, table
+from ling_prof.render.app.frame import careful, draw, kept, plain, table
 from ling_prof.render.app.step import heading
 from ling_prof.render.app.store import Chosen, Sites
 from ling_prof.units import show_time
@@ -79,9 +79,9 @@ def _asked(sites: dict[str, Sites]) -> list[str]:
         removes = getattr(there[name], "removes", "")
         shown = ", ".join(f"{site} x{count:g}" for site, count in where[:SITES])
         hint = plain(f"removes {removes}; here a step: {shown}")
-        if columns[i % ACROSS].toggle(name, key=f"{KEPT}pass {name}", help=hint):
+        if kept(columns[i % ACROSS].toggle, name, f"pass {name}", False, help=hint):
             on.append(name)
-    lines = st.text_area("Other edits", key=f"{KEPT}edits", help=OTHERS, placeholder="wait=item\n-pdl", height=80)
+    lines = kept(st.text_area, "Other edits", "edits", "", help=OTHERS, placeholder="wait=item\n-pdl", height=80)
     return on + [edit for edit in asked_for(line for line in lines.splitlines() if line.strip()) if edit]
 
 
@@ -96,7 +96,7 @@ def _sites(outcome: Outcome, asked: bool) -> None:
 
 def _measured(chosen: Chosen, edits: tuple[str, ...], now: float) -> None:
     found, said = measured(chosen.source.name, edits, now)
-    st.metric("Measured step", "–" if found is None else _ns(found), help=MEASURED)
+    st.metric("Measured step", "-" if found is None else _ns(found), help=MEASURED)
     st.caption(plain(said))
 
 

@@ -7,23 +7,24 @@ from typing import Any
 import streamlit as st
 
 from ling_prof.render.app import store
-from ling_prof.render.app.frame import UPLOAD
+from ling_prof.render.app.frame import kept
 from ling_prof.render.app.store import Source
 
-HERE, PATH = "here", "path"
+HERE, UPLOAD, PATH = "here", "upload", "path"
 
 
 def draw(labels: Mapping[str, str], key: str, files: Mapping[str, Path]) -> None:
     """A widget for each way in `labels` (HERE, UPLOAD, PATH -> its label); `files` come along. Their states have keys
     that begin with `key`."""
     for way, label in labels.items():
-        touched: dict[str, Any] = {"on_change": _touch, "args": (key, way), "key": f"{key} {way}"}
+        touched: dict[str, Any] = {"on_change": _touch, "args": (key, way)}
         if way == HERE:
-            st.selectbox(label, list(files), None, placeholder="None chosen", **touched)
+            shown = {"options": list(files), "index": None, "placeholder": "None chosen"}
+            kept(st.selectbox, label, f"{key} {way}", None, **shown, **touched)
         elif way == UPLOAD:
-            st.file_uploader(label, **touched)
+            st.file_uploader(label, key=f"{key} {way}", **touched)
         else:
-            st.text_input(label, **touched)
+            kept(st.text_input, label, f"{key} {way}", "", **touched)
 
 
 def start(key: str, **ways: str) -> None:
@@ -41,12 +42,12 @@ def _touch(key: str, way: str) -> None:
             st.session_state[f"{key} {other}"] = empty
 
 
-def picked(key: str, files: Mapping[str, Path], partial: bool = False) -> Source | None:
+def picked(key: str, files: Mapping[str, Path]) -> Source | None:
     """What the widgets of `key` say: the way touched last, where it names a file, or else what comes along."""
     state = st.session_state
-    last, name = state.get(f"{key} last"), state.get(f"{key} {HERE}")
+    last, name = state.get(f"{key} last"), state.get(f"{key} {HERE}", "")
     if last == UPLOAD and (upload := state.get(f"{key} {UPLOAD}")):
-        return store.uploaded(upload, partial)
+        return store.uploaded(upload)
     if last == PATH and (given := (state.get(f"{key} {PATH}") or "").strip()):
-        return store.at(Path(given).expanduser(), given, partial)
-    return store.at(files[name], name, partial) if name in files else None
+        return store.at(Path(given).expanduser(), given)
+    return store.at(files[name], name) if name in files else None

@@ -18,7 +18,12 @@ def serve(trace: Path | None, port: int | None, headless: bool) -> None:
         raise UserError(f"the app needs {' and '.join(lacks)}; pip install 'ling-prof[app]'.")
     _check_free(port)
     flags: dict[str, Any] = {"server_address": HOST, "server_headless": headless, "server_fileWatcherType": "none"}
-    flags |= {"server_port": port, "browser_gatherUsageStats": False, "logger_level": "error", "client_toolbarMode": "viewer"}
+    flags |= {
+        "server_port": port,
+        "browser_gatherUsageStats": False,
+        "logger_level": "error",
+        "client_toolbarMode": "viewer",
+    }
     from streamlit.web import bootstrap
 
     script = str(app())
@@ -34,7 +39,9 @@ def _check_free(port: int | None) -> None:
         try:
             probe.bind((HOST, port or 0))
         except OSError as error:
-            raise UserError(f"the app cannot listen on port {port} ({error.strerror}); choose another with --port.") from None
+            raise UserError(
+                f"the app cannot listen on port {port} ({error.strerror}); choose another with --port."
+            ) from None
 
 
 def _check_trace(path: Path) -> None:

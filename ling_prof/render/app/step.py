@@ -8,10 +8,9 @@ import streamlit as st
 
 from ling_prof.render import figures
 from ling_prof.render.app import store
-from ling_prof.render.app.frame import careful, draw, plain, table
+from ling_prof.render.app.frame import careful, draw, kept, plain, table
 from ling_prof.render.app.store import Chosen
-from ling_prof.render.text import FIXES
-from ling_prof.steps import WHOLE
+from ling_prof.render.tables import FIXES, device_lines
 from ling_prof.timeline import CLASSES
 from ling_prof.units import show_time
 
@@ -28,10 +27,12 @@ def show(chosen: Chosen) -> None:
     summary = next(one for one in report["summary"] if one["device"] == chosen.device)
     st.title("Where the time of a step goes")
     heading(chosen)
-    _found(summary)
-    if summary["rounds"]:
+    for line in device_lines(summary):
+        st.markdown(plain(line))
+    if not summary["rounds"]:
+        st.info(f"No {summary['focus']} step counts here, so there is no mean step. Tables says why, and what helps.")
+    else:
         _numbers(summary)
-        st.markdown(plain(summary["ruler"]))
         st.subheader("Ledger of the mean step")
         draw(figures.ledger_waterfall, report.data, chosen.device, key="waterfall")
         with st.expander("As a table, with what helps"):
@@ -50,16 +51,6 @@ def heading(chosen: Chosen) -> None:
     st.caption(plain(f"{chosen.source.name}, a {trace.format} recording{rank}, {device}"))
     for note in trace.notes:
         st.caption(plain(f"Note: {note}"))
-
-
-def _found(summary: dict[str, Any]) -> None:
-    found = ", ".join(f"{n} {phase}" for phase, n in summary["steps"].items()) + f" steps, by {summary['source']}"
-    if summary["source"] == WHOLE:
-        found = "No step found, the whole recording counts as one"
-    means = f"the means are over {summary['rounds']} {summary['focus']} rounds"
-    st.markdown(plain("; ".join([found, means, *(f"left out: {why}" for why in summary["left_out"])]) + "."))
-    if not summary["rounds"]:
-        st.info(f"No {summary['focus']} step counts here, so there is no mean step. Tables says why, and what helps.")
 
 
 def _numbers(summary: dict[str, Any]) -> None:
@@ -95,7 +86,8 @@ def _timeline(chosen: Chosen) -> None:
     usual = int(view.chosen.index[view.rounds == view.median_round][0]) if view.n_rounds else int(steps.index[0])
     place, whole = st.columns([1, 3], vertical_alignment="bottom")
     _once("step shown of", (chosen.source.digest, chosen.device, len(steps)), {"step shown": usual})
-    index = int(place.number_input("Step shown", 0, len(steps) - 1, step=1, key="step shown"))
+    within = {"min_value": 0, "max_value": len(steps) - 1, "step": 1}
+    index = int(kept(place.number_input, "Step shown", "step shown", usual, **within))
     step = steps.loc[index]
     start, length = int(step["start"]), int(step["end"] - step["start"])
     note = f", left out of means: {step['note']}" if step["note"] else ""
@@ -116,8 +108,9 @@ def _window(length: int, of: tuple[Any, ...]) -> tuple[int, int]:
     most = length / US
     _once("window of", of, {FROM: 0.0, TO: most})
     begin, end, *buttons = st.columns([2, 2, *[1] * len(MOVES)], vertical_alignment="bottom")
-    since = begin.number_input("From, us", 0.0, most, step=most / 50, format="%.3f", key=FROM)
-    until = end.number_input("To, us", 0.0, most, step=most / 50, format="%.3f", key=TO)
+    within = {"min_value": 0.0, "max_value": most, "step": most / 50, "format": "%.3f"}
+    since = kept(begin.number_input, "From, us", FROM, 0.0, **within)
+    until = kept(end.number_input, "To, us", TO, most, **within)
     for column, (label, share) in zip(buttons, MOVES.items(), strict=True):
         column.button(label, on_click=_move, args=(most, *share), width="stretch", key=label)
     return round(since * US), round(until * US)

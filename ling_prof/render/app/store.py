@@ -53,17 +53,20 @@ def _content(source: Source) -> tuple[str, bool]:
     return source.digest, source.partial
 
 
-CONTENT = {Source: _content, Chosen: lambda chosen: (_content(chosen.source), chosen.options, chosen.device)}
+CONTENT: dict[str | type, Callable[[Any], Any]] = {
+    Source: _content,
+    Chosen: lambda chosen: (_content(chosen.source), chosen.options, chosen.device),
+}
 
 
-def at(path: Path, name: str | None = None, partial: bool = False) -> Source:
+def at(path: Path, name: str | None = None) -> Source:
     """A file on this machine. One that is not there is refused when it is read."""
     try:
         state = path.stat()
         digest = _digest(str(path), state.st_mtime_ns, state.st_size) if path.is_file() else ""
     except OSError:
         digest = ""
-    return Source(name or str(path), path, digest, partial)
+    return Source(name or str(path), path, digest)
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
@@ -72,10 +75,10 @@ def _digest(path: str, changed_ns: int, size: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def uploaded(upload: Any, partial: bool = False) -> Source:
+def uploaded(upload: Any) -> Source:
     """A file that streamlit holds, put where readers find it."""
     path = _kept(upload.file_id, upload)
-    return Source(upload.name, path, path.stem, partial)
+    return Source(upload.name, path, path.stem)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -134,7 +137,9 @@ def window(chosen: Chosen, index: int, start: int, end: int) -> Window:
     return window_of(view(chosen), index, start, end)
 
 
-@st.cache_resource(max_entries=RECORDINGS, hash_funcs=CONTENT, show_spinner="Building the graph of what waited for what")
+@st.cache_resource(
+    max_entries=RECORDINGS, hash_funcs=CONTENT, show_spinner="Building the graph of what waited for what"
+)
 def predictor(chosen: Chosen) -> Predictor:
     """Its unchanged and calibrated replays are kept with it."""
     return predict.predictor(view(chosen))

@@ -10,7 +10,7 @@ from ling_prof.analyses import run
 from ling_prof.errors import Missing
 from ling_prof.render import figures
 from ling_prof.render.app import store
-from ling_prof.render.app.frame import careful, draw, plain, table, texts
+from ling_prof.render.app.frame import careful, draw, kept, plain, table, texts
 from ling_prof.render.app.step import US, heading
 from ling_prof.render.app.store import Chosen
 from ling_prof.roles import LABELS
@@ -103,8 +103,8 @@ def show(chosen: Chosen) -> None:
     heading(chosen)
     report = store.report(chosen.source, chosen.options)
     words, rows = st.columns([4, 1])
-    wanted = words.text_input("Search", key="search", placeholder="Part of a name, a site, a role or a layer")
-    most = rows.selectbox("Rows a table", ROWS, key="rows")
+    wanted = kept(words.text_input, "Search", "search", "", placeholder="Part of a name, a site, a role or a layer")
+    most = kept(rows.selectbox, "Rows a table", "rows", ROWS[0], options=ROWS)
     for one in TABLES:
         st.subheader(one.title)
         _shown(chosen, one, wanted.strip(), most)
