@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ling-prof/peers"
 FOLDERS = (ROOT / "traces", ROOT / "traces/ladder", ROOT.parent / "shared/traces", ROOT.parent / "shared/traces/broken")
 Outcome = dict  # what a tool said, in a form of its own; or {"error": one line}
 
@@ -169,7 +170,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("files", type=Path, nargs="*", help="recordings; those of traces/ and ../shared/traces unless given")
-    add("--env", type=Path, default=ROOT / "build/peers", help="where the environments of the tools are made and kept")
+    add("--env", type=Path, default=CACHE, help="where the environments of the tools are made and kept")
     add("--only", choices=TOOLS, nargs="+", default=list(TOOLS), help="tools to run")
     add("--with", dest="given", type=Path, nargs="+", default=[], help="what tools said elsewhere; they are not run")
     add("--timeout", type=float, default=300, help="seconds one command of a tool may take")
