@@ -57,13 +57,16 @@ def _await(address: str, served: subprocess.Popen) -> None:
     raise RuntimeError("the app does not answer" if served.poll() is None else f"the app ended: {served.stdout.read()}")
 
 
+QUIET = """busy => {
+    const app = document.querySelector("[data-testid=stApp]");
+    if (app?.dataset.testScriptState !== "notRunning" || document.querySelector(busy)) window.quietSince = null;
+    else window.quietSince ??= performance.now();
+    return window.quietSince !== null && performance.now() - window.quietSince > 500;
+}"""
+BUSY = "[data-testid=stStatusWidget], [data-testid=stSpinner], [data-testid=stSkeleton], [data-stale=true]"
+
+
 def settled(page: Page) -> None:
-    """Waits until the app has nothing more to do and its figures stand."""
-    page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
-    for busy in (
-        "[data-testid=stStatusWidget]",
-        "[data-testid=stSpinner]",
-        "[data-stale=true]",
-        "[data-testid=stSkeleton]",
-    ):
-        page.wait_for_function("selector => !document.querySelector(selector)", arg=busy)
+    """Waits until the app has had nothing to do for half a second: what was clicked has begun, and ended."""
+    page.evaluate("window.quietSince = null")
+    page.wait_for_function(QUIET, arg=BUSY)
