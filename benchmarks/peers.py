@@ -47,14 +47,14 @@ class Tool(NamedTuple):
     run: Callable[[Job], Outcome]
 
 
-def output(command: list[str], job: Job) -> str:
-    """What a command prints. Raises RuntimeError, in one line, when it fails or takes too long."""
+def output(command: list[str], job: Job, anyway: bool = False) -> str:
+    """What a command prints; `anyway`, also when it fails. Raises RuntimeError, in one line, without that."""
     place = {"cwd": job.folder, "env": {**os.environ, "HOME": str(job.folder)}}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=job.timeout, **place)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"stopped after {job.timeout:g} s") from None
-    if done.returncode:
+    if done.returncode and not (anyway and done.stdout.strip()):
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise RuntimeError(f"exit code {done.returncode}: {said}".replace(str(job.folder), ""))
     return done.stdout
@@ -82,7 +82,7 @@ def run_nsys_ai(job: Job) -> Outcome:
 
 
 def run_nsys(job: Job) -> Outcome:
-    return {"text": output([job.program, "analyze", unpacked(job)], job)}
+    return {"text": output([job.program, "analyze", unpacked(job)], job, anyway=True)}
 
 
 TOOLS = {
@@ -119,14 +119,14 @@ def environment(folder: Path, package: str) -> Path:
     return place / "bin"
 
 
-def program(name: str, tool: Tool, env: Path) -> str | None:
-    """What runs the tool; None where it cannot be had."""
+def program(tool: Tool, env: Path) -> str | None:
+    """What runs the tool; None where it is not on PATH, or cannot be installed."""
     if not tool.package:
         return shutil.which(tool.program)
     try:
         return str(environment(env, tool.package) / tool.program)
     except subprocess.CalledProcessError as error:
-        print(f"{name} is left out: {error}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return None
 
 
@@ -147,8 +147,9 @@ def ask(tool: Tool, job: Job) -> Outcome:
 def run(name: str, files: list[Path], annotations: dict[str, tuple[str, int]], args: argparse.Namespace) -> dict | None:
     """{"version", "date", "said": {file: outcome}} of one tool over the files it reads; None where it is not there."""
     tool = TOOLS[name]
-    command = program(name, tool, args.env)
+    command = program(tool, args.env)
     if not command:
+        print(f"{name} is left out: it cannot be had here", file=sys.stderr)
         return None
     said = {}
     for path in (p for p in files if form(p) == tool.reads):

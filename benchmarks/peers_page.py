@@ -86,7 +86,7 @@ def of_nsys(outcome: dict) -> Said:
         first = " ".join(said.strip().split("\n\n")[0].split())
         rows = len(re.findall(r"^ *\d", said.partition(" ---")[2], re.M))
         lines.append(f"{rule}: {first}" + (f" ({rows} rows)" if rows else ""))
-    return Said(None, lines)
+    return Said(None, lines or outcome["text"].strip().splitlines()[-1:])
 
 
 def failed(answer: object) -> bool:

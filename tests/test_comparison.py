@@ -78,6 +78,7 @@ def test_nsys_answers_by_rule_with_its_rows_counted(peers_page):
         "cuda_api_sync: These calls block the host. (2 rows)",
         "gpu_gaps: No gap found.",
     ]
+    assert peers_page.of_nsys({"text": "Processing\nno such rule\n"}).lines == ["no such rule"]
 
 
 def test_nsys_ai_answers_with_its_verdict_and_its_idle_share(peers_page):
