@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py                                   every tool that can be had here
     python benchmarks/peers.py --only nsys --output nsys.json    one tool (nsys needs the standard library only)
-    python benchmarks/peers.py --with nsys.json                  with what was said elsewhere
+    python benchmarks/peers.py --with nsys.json                  with what was said elsewhere, or before (ENV/said.json)
 
 Each tool runs with its defaults, in an environment of its own under --env, with a time limit. One that fails, or is not
 there, is a row of the page. The recordings: traces/, and ../shared/traces where it lies beside the checkout.
@@ -190,13 +190,13 @@ def main() -> None:
     for name in wanted:
         if ran := run(name, files, annotations, args):
             tools[name] = ran
-    if as_json:
-        args.output.write_text(json.dumps(tools, indent=1) + "\n")
-        return
-    from peers_page import page
+    collected = args.output if as_json else args.env / "said.json"
+    collected.write_text(json.dumps(tools, indent=1) + "\n")
+    if not as_json:
+        from peers_page import page
 
-    command = shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]])
-    args.output.write_text(page(command, date.today().isoformat(), true, tools))
+        command = shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]])
+        args.output.write_text(page(command, date.today().isoformat(), true, tools))
 
 
 if __name__ == "__main__":
