@@ -47,9 +47,9 @@ class Tool(NamedTuple):
     run: Callable[[Job], Outcome]
 
 
-def output(command: list[str], job: Job, anyway: bool = False) -> str:
+def output(command: list[str], job: Job, anyway: bool = False, **variables: str) -> str:
     """What a command prints; `anyway`, also when it fails. Raises RuntimeError, in one line, without that."""
-    place = {"cwd": job.folder, "env": {**os.environ, "HOME": str(job.folder)}}
+    place = {"cwd": job.folder, "env": {**os.environ, "HOME": str(job.folder), **variables}}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=job.timeout, **place)
     except subprocess.TimeoutExpired:
@@ -69,9 +69,12 @@ def unpacked(job: Job) -> str:
 
 
 def run_hta(job: Job) -> Outcome:
+    """Once as it is, and for the temporal breakdown once more without rounding times to whole us."""
     name, instance = job.annotation
-    script = [str(HERE / "peers_hta.py"), str(job.path), name, str(instance)]
-    return json.loads(output([job.program, "-I", "-B", *script], job).splitlines()[-1])
+    script = [job.program, "-I", "-B", str(HERE / "peers_hta.py"), str(job.path), name, str(instance)]
+    texts = output(script, job), output([*script, "temporal"], job, HTA_DISABLE_NS_ROUNDING="1")
+    said, exact = (json.loads(text.splitlines()[-1]) for text in texts)
+    return {**said, "unrounded": exact.get("temporal") or exact["load"]}
 
 
 def run_nsys_ai(job: Job) -> Outcome:

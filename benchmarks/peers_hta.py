@@ -1,13 +1,11 @@
-"""What HTA says of one recording: `python peers_hta.py FILE ANNOTATION INSTANCE` prints {question: answer} as JSON.
+"""What HTA says of a recording: `python peers_hta.py FILE ANNOTATION INSTANCE [QUESTION...]` prints {question: answer}.
 
 Runs in the environment of HolisticTraceAnalysis or of traceinsight, which both import as hta. Every option is the
-default, but that no figure is drawn; "unrounded" is "temporal" again, with HTA told to keep times as recorded.
-What stops an analysis is its answer: {"error": ...}. Times in us, as HTA has them.
+default, but that no figure is drawn. What stops an analysis is its answer: {"error": ...}. Times in us, as in HTA.
 """
 
 import json
 import logging
-import os
 import sys
 import traceback
 import warnings
@@ -28,19 +26,16 @@ def answer(ask: Callable[[], Any]) -> Any:
         return {"error": f"{type(error).__name__} in {Path(where.filename).name}: {said}"}
 
 
-def main(path: str, annotation: str, instance: str) -> dict[str, Any]:
+def main(path: str, annotation: str, instance: str, *questions: str) -> dict[str, Any]:
     from hta.trace_analysis import TraceAnalysis
 
-    def load() -> TraceAnalysis:
-        return TraceAnalysis(trace_files={0: path}, trace_dir="")
+    loaded = answer(lambda: TraceAnalysis(trace_files={0: path}, trace_dir=""))
+    if isinstance(loaded, dict):
+        return {"load": loaded}
 
-    def temporal(of: TraceAnalysis) -> dict[str, float]:
-        row = of.get_temporal_breakdown(visualize=False).iloc[0]
+    def temporal() -> dict[str, float]:
+        row = loaded.get_temporal_breakdown(visualize=False).iloc[0]
         return {"idle": float(row["idle_time(us)"]), "span": float(row["kernel_time(us)"])}
-
-    def unrounded() -> dict[str, float]:
-        os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
-        return temporal(load())
 
     def idle() -> dict[str, float]:
         rows = loaded.get_idle_time_breakdown(visualize=False)[0]
@@ -56,11 +51,8 @@ def main(path: str, annotation: str, instance: str) -> dict[str, Any]:
         path = graph.get_critical_path_breakdown()
         return {str(k): float(v) for k, v in path.groupby("bound_by")["duration"].sum().items() if v}
 
-    loaded = answer(load)
-    if isinstance(loaded, dict):
-        return {"load": loaded}
-    asked = {"temporal": lambda: temporal(loaded), "idle": idle, "launches": launches, "critical": critical}
-    return {name: answer(ask) for name, ask in {**asked, "unrounded": unrounded}.items()}
+    asked = {"temporal": temporal, "idle": idle, "launches": launches, "critical": critical}
+    return {name: answer(asked[name]) for name in questions or asked}
 
 
 if __name__ == "__main__":
