@@ -115,7 +115,7 @@ def _benches(force: bool) -> None:
     benches = {source.name: store.bench(source) for source in sources}
     if len(benches) < len(sources):
         raise UserError("two bench files have the same name; rename one of them.")
-    draw(figures.bench, benches, key="benches")
+    draw(figures.bench, benches, key="benches figure")
     if len(benches) == 2:
         (a, old), (b, new) = benches.items()
         found = bench_report.compare(old, new, force, (a, b))
