@@ -26,10 +26,10 @@ COLUMNS = ("lane", "start", "end", "label", "group", "count", "total", "detail")
 class Window:
     """A part of a step; all times in ns from the trace's start.
 
-    step: its index; title: its name, or those of all the steps of a round; origin: when it starts; start, end: the part that is drawn; lanes: names, top to
-    bottom. boxes, one row each: lane (index), start, end, label, group (a role, a ledger class, 'call', 'blocking' or
-    'function'), count (of what was drawn together), total (ns of all these inside the window), detail (lines about the
-    longest). On one lane no two boxes overlap.
+    step: its index; title: its name, or those of all the steps of a round; origin: when it starts; start, end: the part
+    that is drawn; lanes: names, top to bottom. boxes, one row each: lane (index), start, end, label, group (a role, a
+    ledger class, 'call', 'blocking' or 'function'), count (of what was drawn together), total (ns of all these inside
+    the window), detail (lines about the longest). On one lane no two boxes overlap.
     """
 
     step: int

@@ -160,7 +160,9 @@ def _of_device(report: Report, summary: Mapping[str, Any], window: Window) -> It
 
 def _timeline_said(summary: Mapping[str, Any], window: Window) -> str:
     which = "The step whose time is the median" if summary["rounds"] else "The first step"
-    return f"{which}, {show_time(window.end - window.start)}. Drag to zoom in, double-click to see all of it."
+    return (
+        f"{which}, {show_time(window.end - window.start)}. Drag or + and - to zoom, arrows to move, 0 to see all of it."
+    )
 
 
 def _helps(report: Report) -> Iterator[str]:
@@ -185,8 +187,9 @@ def _cannot_say(report: Report) -> Iterator[str]:
 def _figure(name: str, figure: go.Figure, said: str) -> str:
     height = figure.layout.height
     figure.layout.template = None
+    role = 'role="application" tabindex="0"' if name.startswith("timeline") else 'role="img"'
     place = f'data-figure="{name}" style="min-height:{height}px"'
-    plot = f'<div class="plot" role="img" aria-label="{_e(said)}" {place}></div>'
+    plot = f'<div class="plot" {role} aria-label="{_e(said)}" {place}></div>'
     return f"<figure>{plot}<figcaption>{_e(said)}</figcaption></figure>\n{_data(name, figure.to_json())}"
 
 
