@@ -15,12 +15,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
-
 from ling_prof import __version__
 from ling_prof.render import figures, tables
-from ling_prof.render.figures.style import template
+from ling_prof.render.figures.style import go, template
 from ling_prof.report import Report
 from ling_prof.units import one_line, show_time
 from ling_prof.view import Options
@@ -84,6 +81,8 @@ def _policy(script: str) -> str:
 @cache
 def _library() -> str:
     """plotly.js, as `inflated` of page.js reads it."""
+    from plotly.offline import get_plotlyjs
+
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 
 

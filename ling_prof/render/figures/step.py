@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from ling_prof.render.figures.style import (
     CLASS_COLOURS,
@@ -14,6 +13,7 @@ from ling_prof.render.figures.style import (
     ends,
     faint,
     figure,
+    go,
     lines,
     named,
     nothing,
