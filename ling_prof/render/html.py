@@ -24,7 +24,7 @@ from ling_prof.view import Options
 from ling_prof.window import Window
 
 HERE = Path(__file__).parent
-ROWS = 20  # of a table
+ROWS = 12  # of a table
 WIDE = 2  # times the room that names have in a terminal
 SECTIONS = {
     "Blocking calls and late host code": ("syncs", "seams"),

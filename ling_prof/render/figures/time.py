@@ -29,7 +29,8 @@ def timeline(window: Window, dark: bool = False) -> go.Figure:
     traces = [*_boxes(window, size), _hovers(window, size)]
     lanes = list(range(len(window.lanes)))
     rows = {"tickvals": lanes, "ticktext": [text(lane, 40) for lane in window.lanes], "range": [len(lanes) - 0.4, -0.6]}
-    across = {"title": f"{unit} from the start of the step", "range": _seen(window, size)}
+    seen = [(window.start - window.origin) / size, (window.end - window.origin) / size]
+    across = {"title": f"{unit} from the start of the step", "range": seen}
     fixed = {"fixedrange": True, "zeroline": False, "showgrid": False}
     below = BELOW + KEY * -(-window.boxes["group"].nunique() // KEYS)
     return figure(
@@ -42,11 +43,6 @@ def timeline(window: Window, dark: bool = False) -> go.Figure:
         margin={"t": ABOVE, "b": below},
         legend={"yref": "container", "y": 0, "yanchor": "bottom", "itemwidth": 30, "font": {"size": 12}},
     )
-
-
-def _seen(window: Window, size: float) -> list[float]:
-    """The range of the axis, from the start of the step."""
-    return [(window.start - window.origin) / size, (window.end - window.origin) / size]
 
 
 def _boxes(window: Window, size: float) -> Iterator[go.Scattergl]:
