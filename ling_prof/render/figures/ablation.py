@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ling_prof.render.figures.style import (
+    GREY,
     INK,
     MEASURED,
     PREDICTED,
@@ -63,7 +64,7 @@ def _predictions(rows: list[Mapping[str, Any]], names: list[str]) -> Iterator[go
         orientation="h",
         name="predicted, with its band",
         marker_color=PREDICTED,
-        error_x=ends(value, low, high, "#7d8590"),
+        error_x=ends(value, low, high, GREY),
         hovertext=[lines(name, s) for (name, _), s in zip(known, said, strict=True)],
         hoverinfo="text",
     )
@@ -94,7 +95,12 @@ def interactions(ablation: Mapping[str, Any], dark: bool = False) -> go.Figure:
         hoverongaps=False,
         colorbar={"title": {"text": "us"}, "thickness": 12},
     )
-    ticks = {"tickvals": list(range(len(names))), "ticktext": [text(name) for name in names], "showgrid": False}
+    ticks = {
+        "tickvals": list(range(len(names))),
+        "ticktext": [text(name) for name in names],
+        "showgrid": False,
+        "zeroline": False,
+    }
     axes = {"xaxis": ticks, "yaxis": {**ticks, "autorange": "reversed"}}
     return figure([heat], dark, rows_height(len(names), 46, 160), **axes)
 
@@ -164,7 +170,7 @@ def predicted_measured(ablation: Mapping[str, Any], dark: bool = False) -> go.Fi
         x=[low, high],
         y=[low, high],
         mode="lines",
-        line={"dash": "dot", "color": "#7d8590"},
+        line={"dash": "dot", "color": GREY},
         name="as predicted",
         hoverinfo="skip",
     )
@@ -177,7 +183,7 @@ def predicted_measured(ablation: Mapping[str, Any], dark: bool = False) -> go.Fi
         error_x=ends(x, [r["low"] for r in rows], [r["high"] for r in rows], MEASURED),
         error_y=ends(y, [r["predicted_low"] for r in rows], [r["predicted_high"] for r in rows], PREDICTED),
         text=[text(row["pass"]) if max(x[i], y[i]) > high / 5 else "" for i, row in enumerate(rows)],
-        textposition="bottom right",
+        textposition=["bottom left" if gain > high / 2 else "bottom right" for gain in x],
         hovertext=[
             lines(text(r["pass"]), f"measured {r['gain_us']:.1f} us, predicted {r['predicted_us']:.1f} us")
             for r in rows

@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ling_prof.render.figures.style import (
+    GREY,
     HIGHER,
     LOWER,
     MEASURED,
@@ -21,7 +22,6 @@ from ling_prof.render.figures.style import (
 from ling_prof.units import show_time
 
 ROOM = 0.6  # of what changes, left below it
-TOTAL = "#7d8590"
 
 
 def diff_classes(diff: Mapping[str, Any], dark: bool = False) -> go.Figure:
@@ -43,8 +43,8 @@ def diff_classes(diff: Mapping[str, Any], dark: bool = False) -> go.Figure:
         cliponaxis=False,
         increasing={"marker": {"color": HIGHER}},
         decreasing={"marker": {"color": LOWER}},
-        totals={"marker": {"color": TOTAL}},
-        connector={"line": {"color": TOTAL, "width": 1}},
+        totals={"marker": {"color": GREY}},
+        connector={"line": {"color": GREY, "width": 1}},
         hovertext=[_side("A", diff["a"]), *map(_change, changed), _side("B", diff["b"])],
         hoverinfo="text",
     )
@@ -78,7 +78,7 @@ def bench(benches: Mapping[str, Mapping[str, Any]], dark: bool = False) -> go.Fi
         y=list(range(len(names))),
         orientation="h",
         marker_color=MEASURED,
-        error_x=ends(mean, [time["low"] for time in times], [time["high"] for time in times], TOTAL),
+        error_x=ends(mean, [time["low"] for time in times], [time["high"] for time in times], GREY),
         hovertext=[lines(n, s, _conditions(b)) for n, s, b in zip(names, said, benches.values(), strict=True)],
         hoverinfo="text",
     )

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from ling_prof.render.figures.style import (
     CLASS_COLOURS,
+    GREY,
     MEASURED,
     ROLE_COLOURS,
     ends,
@@ -15,6 +16,7 @@ from ling_prof.render.figures.style import (
     lines,
     named,
     nothing,
+    room,
     rows_height,
     scale,
     text,
@@ -23,6 +25,7 @@ from ling_prof.roles import ROLES
 from ling_prof.timeline import CLASSES
 from ling_prof.units import show_time
 
+CUT = 1.3  # of the longest step that counts: bars beyond are cut, and say how long they are
 MOST_STEPS = 400  # bars; more steps are drawn as the means of neighbours
 SITES = 6
 NO_STEP = "No step counts in this recording: there is no mean step to show."
@@ -41,9 +44,30 @@ def ledger_steps(report: Mapping[str, Any], device: int | None = None, dark: boo
     where = np.array([group[0]["index"] + (len(group) - 1) / 2 for group in groups])
     heads = [_step_head(group) for group in groups]
     bars = [_step_bars(c, where, table[:, i], heads, size) for i, c in enumerate(CLASSES) if table[:, i].any()]
+    walls, usual = table.sum(1) / size, _usual(groups) / size
     title = "step" if each == 1 else f"step (each bar the mean of {each})"
-    axes = {"xaxis": {"title": title, "dtick": 1} if len(groups) <= 30 else {"title": title}, "yaxis": {"title": unit}}
-    return figure(bars, dark, 380, barmode="stack", **axes)
+    across = {"title": title, "dtick": 1} if len(groups) <= 30 else {"title": title}
+    shown = figure(bars, dark, 380, barmode="stack", xaxis=across, yaxis={"title": unit})
+    if usual and walls.max() > CUT * usual:
+        cut = [_cut_bar(x, wall * size) for x, wall in zip(where, walls, strict=True) if wall > CUT * usual]
+        shown.update_layout(annotations=cut, yaxis_range=[0, CUT * usual])
+    return shown
+
+
+def _usual(groups: Sequence[Sequence[Mapping[str, Any]]]) -> float:
+    """The longest of those that count in means, ns; 0 where none does."""
+    walls = [
+        np.mean([step["wall_ns"] for step in group])
+        for group in groups
+        if not group[0]["note"] and group[0]["round"] >= 0
+    ]
+    return max(walls, default=0.0)
+
+
+def _cut_bar(where: float, wall: float) -> dict[str, Any]:
+    """What is written at the top of a bar that reaches out of the figure."""
+    note = {"text": f"\u2191 {show_time(wall)}", "showarrow": False, "yref": "paper", "yanchor": "top"}
+    return {**note, "x": where, "y": 1, "bgcolor": GREY, "font": {"color": "#ffffff", "size": 11}}
 
 
 def _step_bars(name: str, where: np.ndarray, ns: np.ndarray, heads: list[str], size: float) -> go.Bar:
@@ -67,10 +91,14 @@ def ledger_waterfall(report: Mapping[str, Any], device: int | None = None, dark:
     if "calibrated" in summary:
         sides["unprofiled"] = {c: summary["calibrated"][c]["mean"] for c in CLASSES}
     shown = [c for c in CLASSES if any(side[c] for side in sides.values())]
-    size, unit = scale(max(sum(side.values()) for side in sides.values()))
+    most = max(sum(side.values()) for side in sides.values())
+    size, unit = scale(most)
     bars = [_waterfall_bars(name, side, shown, size) for name, side in sides.items()]
     rows = [*shown, "wall"]
-    axes = {"xaxis": {"title": f"{unit} of the mean step"}, "yaxis": {"type": "category", "autorange": "reversed"}}
+    axes = {
+        "xaxis": {"title": f"{unit} of the mean step", "range": room(most / size)},
+        "yaxis": {"type": "category", "autorange": "reversed"},
+    }
     height = rows_height(len(rows), 24 + 14 * len(sides))
     return figure(bars, dark, height, barmode="group", showlegend=len(sides) > 1, **axes)
 
@@ -80,14 +108,20 @@ def _waterfall_bars(name: str, side: Mapping[str, int], shown: list[str], size: 
     total = int(ns.sum())
     values, base = np.r_[ns, total], np.r_[0, np.cumsum(ns)[:-1], 0]
     percent = [f"{100 * x / total:.1f} %" if total else "" for x in values]
-    hatch = {"shape": "/", "size": 5, "fgopacity": 0.6} if name == "unprofiled" else {"shape": ""}
+    hatch = {
+        "shape": "/" if name == "unprofiled" else "",
+        "size": 5,
+        "fillmode": "overlay",
+        "fgcolor": "#ffffff",
+        "fgopacity": 0.5,
+    }
     return go.Bar(
         x=values / size,
         base=base / size,
         y=[*shown, "wall"],
         name=name,
         orientation="h",
-        marker={"color": [*(CLASS_COLOURS[c] for c in shown), "#7d8590"], "pattern": hatch},
+        marker={"color": [*(CLASS_COLOURS[c] for c in shown), GREY], "pattern": hatch},
         text=[f"{show_time(x)}  {p}" for x, p in zip(values, percent, strict=True)],
         textposition="outside",
         cliponaxis=False,
@@ -115,7 +149,8 @@ def roles(report: Mapping[str, Any], device: int | None = None, dark: bool = Fal
         cliponaxis=False,
         hoverinfo="skip",
     )
-    axes = {"xaxis": {"title": f"{unit} busy in the mean step"}, "yaxis": {"type": "category", "autorange": "reversed"}}
+    across = {"title": f"{unit} busy in the mean step", "range": room(ns.max(initial=1) / size)}
+    axes = {"xaxis": across, "yaxis": {"type": "category", "autorange": "reversed"}}
     return figure([bars], dark, rows_height(len(shown)), **axes)
 
 
@@ -131,7 +166,7 @@ def savings(rows: Sequence[Mapping[str, Any]], dark: bool = False) -> go.Figure:
         y=[text(", ".join(row["edits"])) for row in rows],
         orientation="h",
         marker_color=MEASURED,
-        error_x=ends(saved, low, high, "#7d8590"),
+        error_x=ends(saved, low, high, GREY),
         hovertext=[_saving(row) for row in rows],
         hoverinfo="text",
     )

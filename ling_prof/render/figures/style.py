@@ -1,5 +1,6 @@
 """What all figures share: colours, the frame, the scale of times, and how names from a trace become text."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,31 +16,32 @@ try:
 except ModuleNotFoundError:
     raise UserError("a figure needs plotly; pip install 'ling-prof[app]'.") from None
 
-# Okabe and Ito's colours where there are enough of them: told apart by colour-blind eyes, on light and on dark.
+# Okabe and Ito's colours, and others found by search: told apart whatever the colour vision, on light and on dark.
 CLASS_COLOURS = {
     "busy": "#009e73",
-    "profiler": "#9a9a9a",
+    "profiler": "#86a6bb",
     "graph_dependency": "#56b4e9",
     "dependency": "#0072b2",
-    "stream_wait": "#7b6fd0",
+    "stream_wait": "#a63ced",
     "sync_stall": "#d55e00",
     "host_bound": "#e69f00",
-    "launch_call": "#d6c81e",
-    "launch_latency": "#a6761d",
-    "rank_skew": "#cc79a7",
-    "unknown": "#6f6f6f",
+    "launch_call": "#975733",
+    "launch_latency": "#d5b5ad",
+    "rank_skew": "#a2ae62",
+    "unknown": "#656477",
 }
 ROLE_COLOURS = {
-    "moe_gemm": "#44aa99",
-    "small_kernels": "#ddaa33",
-    "all_reduce": "#cc6677",
+    "moe_gemm": "#7737eb",
+    "small_kernels": "#b7bba2",
+    "all_reduce": "#e5ba31",
     "dense_gemm": "#4477cc",
-    "kda": "#aa4499",
+    "kda": "#d73f3f",
     "mla": "#88ccee",
-    "other": "#8c8c8c",
+    "other": "#875d73",
 }
 CALL_COLOURS = {"call": "#8fa3b5", "blocking": "#d55e00", "function": "#b9aa94"}
 COLOURS = {**CLASS_COLOURS, **ROLE_COLOURS, **CALL_COLOURS}
+GREY = "#7d8590"
 MEASURED, PREDICTED = "#0072b2", "#e69f00"
 LOWER, HIGHER = "#009e73", "#d55e00"
 if set(CLASS_COLOURS) != {*CLASSES} or set(ROLE_COLOURS) != {*ROLES}:
@@ -66,7 +68,7 @@ def lines(*parts: str) -> str:
 def template(dark: bool) -> go.layout.Template:
     """The look of every figure: transparent, so that the page shows through."""
     ink, grid, paper = INK[dark]
-    axis = {"gridcolor": grid, "linecolor": grid, "zerolinecolor": grid, "automargin": True, "title": {"standoff": 8}}
+    axis = {"gridcolor": grid, "linecolor": grid, "zerolinecolor": grid, "automargin": True, "ticklabelstandoff": 4}
     return go.layout.Template(
         layout={
             "font": {"family": FONT, "size": 13, "color": ink},
@@ -74,7 +76,7 @@ def template(dark: bool) -> go.layout.Template:
             "plot_bgcolor": "rgba(0,0,0,0)",
             "xaxis": axis,
             "yaxis": axis,
-            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 0, "bgcolor": "rgba(0,0,0,0)"},
+            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 0, "traceorder": "normal"},
             "hoverlabel": {"bgcolor": paper, "bordercolor": grid, "font": {"color": ink}, "align": "left"},
             "margin": {"l": 16, "r": 16, "t": 40, "b": 48},
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": ink, "activecolor": MEASURED},
@@ -113,5 +115,16 @@ def rows_height(rows: int, each: int = 28, more: int = 110) -> int:
 
 
 def named(role: str) -> str:
-    """A role as people say it."""
-    return text(LABELS[role])
+    """A role as people say it, in few words."""
+    return re.split(r" \(|, ", LABELS[role])[0]
+
+
+def room(most: float) -> list[float]:
+    """The range of an axis of bars that reach `most`, with room for what is written beside them."""
+    return [0, 1.22 * most]
+
+
+def on(colour: str) -> str:
+    """Black or white, whichever is read better on a colour."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"

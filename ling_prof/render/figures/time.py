@@ -7,12 +7,14 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from ling_prof.render.figures.style import COLOURS, MEASURED, figure, lines, named, nothing, scale, text
+from ling_prof.render.figures.style import COLOURS, MEASURED, figure, lines, named, nothing, on, scale, text
 from ling_prof.roles import ROLES
 from ling_prof.units import show_time
 from ling_prof.window import Window
 
-THICK, LANE, FRAME = 16, 24, 120  # px: of a box, of a lane, of all but the lanes
+THICK, LANE, BELOW, KEY = 17, 24, 58, 20  # px: of a box, a lane, the axis and a row of the legend
+KEYS = 6  # entries in a row of the legend
+WIDE, LETTER = 900, 6.5  # px a figure is usually wide, and a letter on a box
 HOVERS = 150  # of the window: the farthest apart two points lie on which a long box can be pointed at
 LEGEND = {"call": "call", "blocking": "blocking call", "function": "function"}
 
@@ -29,7 +31,17 @@ def timeline(window: Window, dark: bool = False) -> go.Figure:
     rows = {"tickvals": lanes, "ticktext": [text(lane, 40) for lane in window.lanes], "range": [len(lanes) - 0.4, -0.6]}
     across = {"title": f"{unit} from the start of the step", "range": _seen(window, size)}
     fixed = {"fixedrange": True, "zeroline": False, "showgrid": False}
-    return figure(traces, dark, FRAME + LANE * len(lanes), xaxis=across, yaxis={**rows, **fixed}, dragmode="zoom")
+    above = 12 + KEY * -(-window.boxes["group"].nunique() // KEYS)
+    return figure(
+        traces,
+        dark,
+        above + LANE * len(lanes) + BELOW,
+        annotations=_labels(window, size),
+        xaxis=across,
+        yaxis={**rows, **fixed},
+        margin={"t": above, "b": BELOW},
+        legend={"yref": "container", "y": 1, "yanchor": "top", "itemwidth": 30, "font": {"size": 12}},
+    )
 
 
 def _seen(window: Window, size: float) -> list[float]:
@@ -50,6 +62,23 @@ def _boxes(window: Window, size: float) -> Iterator[go.Scattergl]:
             name=named(group) if group in ROLES else LEGEND.get(group, group),
             hoverinfo="skip",
         )
+
+
+def _labels(window: Window, size: float) -> list[dict[str, Any]]:
+    """What boxes are called, written on those wide enough for it."""
+    boxes = window.boxes
+    letters = (boxes["end"] - boxes["start"]) / (window.end - window.start) * WIDE / LETTER
+    wide = boxes[(boxes["label"].str.len() < letters) & (boxes["count"] == 1)]
+    return [
+        {
+            "x": ((box.start + box.end) / 2 - window.origin) / size,
+            "y": box.lane,
+            "text": text(box.label),
+            "font": {"size": 11, "color": on(COLOURS[box.group])},
+            "showarrow": False,
+        }
+        for box in wide.itertuples()
+    ]
 
 
 def _hovers(window: Window, size: float) -> go.Scattergl:
