@@ -30,8 +30,8 @@ METADATA = {
 
 
 def run(path: Path, renderer: str, first: str = "") -> Any:
-    """The notebook with the outputs of a fresh kernel, its metadata what every machine would write. `first` is run
-    before it. Raises nbclient's CellExecutionError at the first cell that fails."""
+    """The notebook with the outputs of a fresh kernel but for stderr, its metadata what every machine would write.
+    `first` is run before it. Raises nbclient's CellExecutionError at the first cell that fails."""
     os.environ |= {"PLOTLY_RENDERER": renderer, "OMP_NUM_THREADS": "1"}
     book = nbformat.read(path, as_version=4)
     book.cells.insert(0, nbformat.v4.new_code_cell(first))
@@ -43,7 +43,7 @@ def run(path: Path, renderer: str, first: str = "") -> Any:
     book.metadata = nbformat.from_dict(METADATA)
     for number, cell in enumerate((cell for cell in book.cells if cell.cell_type == "code"), 1):
         cell.execution_count = number
-        cell.outputs = [_bare(output, number) for output in cell.outputs]
+        cell.outputs = [_bare(output, number) for output in cell.outputs if output.get("name") != "stderr"]
     return book
 
 
