@@ -1,7 +1,7 @@
 """What is drawn of one step between two times, as plain data: boxes on lanes, few enough for a browser."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -16,6 +16,7 @@ from ling_prof.trace import thread_keys
 from ling_prof.units import show_time
 from ling_prof.view import View
 
+FEW = 500  # boxes of a device, of however many
 PIXELS = 2000  # of a window: what is narrower than one may be drawn together
 NAME = 160  # characters of a kernel
 COLUMNS = ("lane", "start", "end", "label", "group", "count", "total", "detail")
@@ -25,7 +26,7 @@ COLUMNS = ("lane", "start", "end", "label", "group", "count", "total", "detail")
 class Window:
     """A part of a step; all times in ns from the trace's start.
 
-    step: its index; title: its name; origin: when it starts; start, end: the part that is drawn; lanes: names, top to
+    step: its index; title: its name, or those of all the steps of a round; origin: when it starts; start, end: the part that is drawn; lanes: names, top to
     bottom. boxes, one row each: lane (index), start, end, label, group (a role, a ledger class, 'call', 'blocking' or
     'function'), count (of what was drawn together), total (ns of all these inside the window), detail (lines about the
     longest). On one lane no two boxes overlap.
@@ -65,14 +66,21 @@ def window(view: View, index: int, start: int | None = None, end: int | None = N
         raise UserError(f"{view.trace.path}: a window from {begin} to {until} ns has no length.")
     parts = [*_host(view, begin, until), *_streams(view, begin, until), _ledger(view, begin, until)]
     lanes, boxes = _laid_out([part for part in parts if len(part.start)], begin, until, most)
-    title = f"{step['phase']} {step['name']}".strip()
-    return Window(index, title, int(step["start"]), begin, until, tuple(lanes), boxes)
+    return Window(index, str(step["name"] or step["phase"]), int(step["start"]), begin, until, tuple(lanes), boxes)
 
 
 def median_window(view: View, most: int = 4000) -> Window:
     """All of the round whose wall is the median, as `account` takes it; where none counts, the first step."""
     steps = view.chosen[view.rounds == view.median_round] if view.n_rounds else view.steps.table[:1]
-    return window(view, int(steps.index[0]), int(steps["start"].iloc[0]), int(steps["end"].iloc[-1]), most)
+    found = window(view, int(steps.index[0]), int(steps["start"].iloc[0]), int(steps["end"].iloc[-1]), most)
+    return replace(
+        found, title=" + ".join(name or phase for name, phase in zip(steps["name"], steps["phase"], strict=True))
+    )
+
+
+def median_windows(seen: Sequence[View], most: int = 4000) -> list[Window]:
+    """That of each device, of `most` boxes together."""
+    return [median_window(view, max(FEW, most // len(seen))) for view in seen]
 
 
 def _within(start: np.ndarray, end: np.ndarray, begin: int, until: int) -> np.ndarray:

@@ -84,7 +84,7 @@ def bench(benches: Mapping[str, Mapping[str, Any]], dark: bool = False) -> go.Fi
     )
     rows = {"tickvals": list(range(len(names))), "ticktext": names, "autorange": "reversed"}
     axes = {"xaxis": {"title": "ms a token, mean of the runs and their ends"}, "yaxis": rows}
-    return figure([bars], dark, rows_height(len(names), 36), **axes)
+    return figure([bars], dark, rows_height(len(names), 36), showlegend=False, **axes)
 
 
 def _conditions(found: Mapping[str, Any]) -> str:

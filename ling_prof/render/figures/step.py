@@ -12,6 +12,7 @@ from ling_prof.render.figures.style import (
     MEASURED,
     ROLE_COLOURS,
     ends,
+    faint,
     figure,
     lines,
     named,
@@ -108,20 +109,14 @@ def _waterfall_bars(name: str, side: Mapping[str, int], shown: list[str], size: 
     total = int(ns.sum())
     values, base = np.r_[ns, total], np.r_[0, np.cumsum(ns)[:-1], 0]
     percent = [f"{100 * x / total:.1f} %" if total else "" for x in values]
-    hatch = {
-        "shape": "/" if name == "unprofiled" else "",
-        "size": 5,
-        "fillmode": "overlay",
-        "fgcolor": "#ffffff",
-        "fgopacity": 0.5,
-    }
+    colours = [*(CLASS_COLOURS[c] for c in shown), GREY]
     return go.Bar(
         x=values / size,
         base=base / size,
         y=[*shown, "wall"],
         name=name,
         orientation="h",
-        marker={"color": [*(CLASS_COLOURS[c] for c in shown), GREY], "pattern": hatch},
+        marker_color=[faint(colour) for colour in colours] if name == "unprofiled" else colours,
         text=[f"{show_time(x)}  {p}" for x, p in zip(values, percent, strict=True)],
         textposition="outside",
         cliponaxis=False,
@@ -151,7 +146,7 @@ def roles(report: Mapping[str, Any], device: int | None = None, dark: bool = Fal
     )
     across = {"title": f"{unit} busy in the mean step", "range": room(ns.max(initial=1) / size)}
     axes = {"xaxis": across, "yaxis": {"type": "category", "autorange": "reversed"}}
-    return figure([bars], dark, rows_height(len(shown)), **axes)
+    return figure([bars], dark, rows_height(len(shown)), showlegend=False, **axes)
 
 
 def savings(rows: Sequence[Mapping[str, Any]], dark: bool = False) -> go.Figure:
@@ -171,7 +166,7 @@ def savings(rows: Sequence[Mapping[str, Any]], dark: bool = False) -> go.Figure:
         hoverinfo="text",
     )
     axes = {"xaxis": {"title": f"{unit} a step, each alone"}, "yaxis": {"type": "category", "autorange": "reversed"}}
-    return figure([bars], dark, rows_height(len(rows)), **axes)
+    return figure([bars], dark, rows_height(len(rows)), showlegend=False, **axes)
 
 
 def _saving(row: Mapping[str, Any]) -> str:

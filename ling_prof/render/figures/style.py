@@ -87,6 +87,7 @@ def template(dark: bool) -> go.layout.Template:
 def figure(traces: Iterable[Any], dark: bool, height: int, **layout: Any) -> go.Figure:
     """A figure in the common look; height in px, `layout` as plotly's own."""
     frame = {"template": template(dark), "height": height, "hovermode": "closest", "bargap": 0.25}
+    frame |= {"margin": {"t": 12}} if layout.get("showlegend") is False else {}
     return go.Figure(list(traces), {**frame, **layout})
 
 
@@ -109,9 +110,9 @@ def ends(value: Iterable[Any], low: Iterable[Any], high: Iterable[Any], colour: 
     return {**bars, "thickness": 1.5, "width": 4} | ({"color": colour} if colour else {})
 
 
-def rows_height(rows: int, each: int = 28, more: int = 110) -> int:
+def rows_height(rows: int, each: int = 28, more: int = 80) -> int:
     """px of a figure with that many rows."""
-    return max(200, each * rows + more)
+    return max(170, each * rows + more)
 
 
 def named(role: str) -> str:
@@ -124,7 +125,16 @@ def room(most: float) -> list[float]:
     return [0, 1.22 * most]
 
 
+def rgb(colour: str) -> tuple[int, ...]:
+    return tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+
+
+def faint(colour: str) -> str:
+    """Half of a colour."""
+    return "rgba({}, {}, {}, 0.5)".format(*rgb(colour))
+
+
 def on(colour: str) -> str:
     """Black or white, whichever is read better on a colour."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = rgb(colour)
     return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"

@@ -12,7 +12,8 @@ from ling_prof.roles import ROLES
 from ling_prof.units import show_time
 from ling_prof.window import Window
 
-THICK, LANE, BELOW, KEY = 17, 24, 58, 20  # px: of a box, a lane, the axis and a row of the legend
+THICK, LANE = 17, 24  # px: of a box, of a lane
+ABOVE, BELOW, KEY = 28, 52, 20  # px: of the buttons, of the axis, of a row of the legend
 KEYS = 6  # entries in a row of the legend
 WIDE, LETTER = 900, 6.5  # px a figure is usually wide, and a letter on a box
 HOVERS = 150  # of the window: the farthest apart two points lie on which a long box can be pointed at
@@ -31,16 +32,16 @@ def timeline(window: Window, dark: bool = False) -> go.Figure:
     rows = {"tickvals": lanes, "ticktext": [text(lane, 40) for lane in window.lanes], "range": [len(lanes) - 0.4, -0.6]}
     across = {"title": f"{unit} from the start of the step", "range": _seen(window, size)}
     fixed = {"fixedrange": True, "zeroline": False, "showgrid": False}
-    above = 12 + KEY * -(-window.boxes["group"].nunique() // KEYS)
+    below = BELOW + KEY * -(-window.boxes["group"].nunique() // KEYS)
     return figure(
         traces,
         dark,
-        above + LANE * len(lanes) + BELOW,
+        ABOVE + LANE * len(lanes) + below,
         annotations=_labels(window, size),
         xaxis=across,
         yaxis={**rows, **fixed},
-        margin={"t": above, "b": BELOW},
-        legend={"yref": "container", "y": 1, "yanchor": "top", "itemwidth": 30, "font": {"size": 12}},
+        margin={"t": ABOVE, "b": below},
+        legend={"yref": "container", "y": 0, "yanchor": "bottom", "itemwidth": 30, "font": {"size": 12}},
     )
 
 
@@ -131,4 +132,4 @@ def run_ahead(frame: pd.DataFrame, dark: bool = False) -> go.Figure:
         "xaxis": {"title": f"{below} from the start of the recording"},
         "yaxis": {"title": f"{unit} ahead", "rangemode": "tozero"},
     }
-    return figure([line], dark, 320, **axes)
+    return figure([line], dark, 320, showlegend=False, **axes)
