@@ -35,9 +35,8 @@ def run(path: Path, renderer: str, first: str = "") -> Any:
     os.environ |= {"PLOTLY_RENDERER": renderer, "OMP_NUM_THREADS": "1"}
     book = nbformat.read(path, as_version=4)
     book.cells.insert(0, nbformat.v4.new_code_cell(first))
-    client = NotebookClient(
-        book, timeout=SECONDS, resources={"metadata": {"path": str(path.parent)}}, record_timing=False
-    )
+    where = {"metadata": {"path": str(path.parent)}}
+    client = NotebookClient(book, timeout=SECONDS, resources=where, record_timing=False, coalesce_streams=True)
     client.execute()
     del book.cells[0]
     book.metadata = nbformat.from_dict(METADATA)

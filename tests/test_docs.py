@@ -141,6 +141,11 @@ def test_commands_in_the_pages_exist_with_their_options(generate, page):
             assert not rest.lstrip().startswith("--"), command
 
 
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text().split("nav:")[1].split("theme:")[0]
+    assert sorted(re.findall(r": (\S+\.md)$", nav, re.M)) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
 def test_the_site_builds_and_fetches_nothing(tmp_path):
     """Links inside it hold, and neither scripts, styles nor images come from elsewhere."""
     pytest.importorskip("material")
