@@ -32,12 +32,11 @@ METADATA = {
 def run(path: Path, renderer: str, first: str = "") -> Any:
     """The notebook with the outputs of a fresh kernel but for stderr, its metadata what every machine would write.
     `first` is run before it. Raises nbclient's CellExecutionError at the first cell that fails."""
-    os.environ |= {"PLOTLY_RENDERER": renderer, "OMP_NUM_THREADS": "1"}
     book = nbformat.read(path, as_version=4)
     book.cells.insert(0, nbformat.v4.new_code_cell(first))
     where = {"metadata": {"path": str(path.parent)}}
     client = NotebookClient(book, timeout=SECONDS, resources=where, record_timing=False, coalesce_streams=True)
-    client.execute()
+    client.execute(env=os.environ | {"PLOTLY_RENDERER": renderer, "OMP_NUM_THREADS": "1"})
     del book.cells[0]
     book.metadata = nbformat.from_dict(METADATA)
     for number, cell in enumerate((cell for cell in book.cells if cell.cell_type == "code"), 1):
