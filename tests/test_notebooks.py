@@ -64,8 +64,6 @@ def test_the_pass_of_the_notebook_keeps_to_the_interface(monkeypatch):
     monkeypatch.setattr(optim.passes, "__path__", [*optim.passes.__path__, str(FOLDER / "my_passes")])
     base._registry.cache_clear()
     try:
-        found = base.passes()
-        assert list(found)[-1] == "router_concat"
-        assert len(found) > 1
+        assert list(base.passes())[-1] == "router_concat"
     finally:
         base._registry.cache_clear()
