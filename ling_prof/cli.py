@@ -15,7 +15,7 @@ from ling_prof.errors import UserError
 if TYPE_CHECKING:
     from ling_prof.report import Report
     from ling_prof.trace import Trace
-    from ling_prof.view import Options
+    from ling_prof.view import Options, View
 
 app = typer.Typer(
     name="ling-prof",
@@ -117,12 +117,18 @@ def load_trace(path: Path, partial: bool = False) -> "Trace":
 
 
 def report_on(path: Path, options: "Options", partial: bool = False) -> "Report":
-    from ling_prof.render.progress import bar
-    from ling_prof.report import report
+    return seen_and_found(path, options, partial)[1]
 
-    trace = load_trace(path, partial)
+
+def seen_and_found(path: Path, options: "Options", partial: bool) -> "tuple[list[View], Report]":
+    """The devices of a recording that are looked at, and the report on them."""
+    from ling_prof.render.progress import bar
+    from ling_prof.report import report_of
+    from ling_prof.view import views
+
+    seen = views(load_trace(path, partial), options)
     with bar("analysing") as progress:
-        return report(trace, options, progress)
+        return seen, report_of(seen, options, progress)
 
 
 def print_parts(*parts: Any) -> None:
@@ -168,7 +174,7 @@ def answer(name: str, found: "Report", top: int, as_json: bool) -> None:
     if as_json:
         _say(found.to_json(indent=1))
         return
-    from ling_prof.render import text
+    from ling_prof.render import tables, text
 
     if name == "report":
         print_parts(text.render(found, top))
@@ -177,14 +183,14 @@ def answer(name: str, found: "Report", top: int, as_json: bool) -> None:
     for summary in found["summary"] if name in ("ledger", "kernels") else ():
         parts.append(text.device_heading(summary))
         if summary["rounds"]:
-            parts.append((text.ledger if name == "ledger" else text.roles)(summary))
+            parts += text.shown((tables.ledger if name == "ledger" else tables.roles)(summary))
     for key in SECTIONS[name]:
-        parts += getattr(text, key)(found, top)
+        parts += text.section(key, found, top)
     print_parts(*parts, *text.cannot_say(found))
 
 
-def _reader(name: str, rows: int) -> Callable[..., None]:
-    """A command that reads a trace and answers with `rows` rows a table."""
+def _reader(name: str) -> Callable[..., None]:
+    """A command that reads a trace and answers with some tables of the report."""
 
     def command(
         trace: TracePath,
@@ -196,7 +202,7 @@ def _reader(name: str, rows: int) -> Callable[..., None]:
         unprofiled_tpot: Tpot = None,
         accept_length: Accept = 1.0,
         partial: Partial = False,
-        top: Top = rows,
+        top: Top = 20,
         as_json: AsJson = False,
     ) -> None:
         chosen = {"steps": steps, "device": device, "stream": stream, "skip": skip, "focus": focus}
@@ -206,8 +212,47 @@ def _reader(name: str, rows: int) -> Callable[..., None]:
     return command
 
 
+@app.command("report", help=HELP["report"])
+def report_(
+    trace: TracePath,
+    steps: Steps = None,
+    device: Device = None,
+    stream: Stream = None,
+    skip: Skip = 0,
+    focus: Focus = "decode",
+    unprofiled_tpot: Tpot = None,
+    accept_length: Accept = 1.0,
+    partial: Partial = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one page with figures instead.")] = None,
+    top: Top = 5,
+    as_json: AsJson = False,
+) -> None:
+    chosen = {"steps": steps, "device": device, "stream": stream, "skip": skip, "focus": focus}
+    options = view_options(unprofiled_tpot, accept_length=accept_length, **chosen)
+    if html is None:
+        answer("report", report_on(trace, options, partial), top, as_json)
+    else:
+        _write_page(trace, options, partial, html, as_json)
+
+
+def _write_page(trace: Path, options: "Options", partial: bool, path: Path, as_json: bool) -> None:
+    from ling_prof.plain_file import check_writable, write_text
+    from ling_prof.render.html import page
+    from ling_prof.window import median_windows
+
+    check_writable(path)
+    seen, found = seen_and_found(trace, options, partial)
+    text = page(found, median_windows(seen))
+    write_text(text, path)
+    if as_json:
+        print_json({"schema": "ling-prof.export/1", "folder": str(path.parent), "files": [path.name]})
+    else:
+        _say(f"{path}: {len(text.encode()) / 1e6:.1f} MB; open it in a browser")
+
+
 for _name in SECTIONS:
-    app.command(_name, help=HELP[_name])(_reader(_name, rows=5 if _name == "report" else 20))
+    if _name != "report":
+        app.command(_name, help=HELP[_name])(_reader(_name))
 
 
 @app.callback(invoke_without_command=True)
