@@ -101,18 +101,23 @@ def _measure(options: BenchOptions, as_json: bool, output: Path | None) -> None:
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A file that bench --output wrote.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="What bench --output, bench_serving or one_batch wrote.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    line_a: Annotated[
+        int | None, typer.Option("--line-a", metavar="N", help="Of several results in A those made like this one.")
+    ] = None,
+    line_b: Annotated[int | None, typer.Option("--line-b", metavar="N", help="The same for B.")] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Compare what was measured differently, with warnings.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Decides between two benchmarks by mean TPOT; refuses those that were not measured alike."""
-    from ling_prof import bench_report
+    """Decides between two benchmarks by mean TPOT x accept length; refuses those that were not measured alike."""
+    from ling_prof.bench_compare import compare as decide
+    from ling_prof.bench_compare import measured
     from ling_prof.render.bench import compare as show
 
-    found = bench_report.compare(bench_report.load(a), bench_report.load(b), force, (str(a), str(b)))
+    found = decide(measured(a, line_a), measured(b, line_b), force, (str(a), str(b)))
     print_json(found) if as_json else print_parts(show(found))
 
 
