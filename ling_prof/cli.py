@@ -44,6 +44,10 @@ Tpot = Annotated[
 Accept = Annotated[float, typer.Option("--accept-length", help="Tokens a step commits (speculative decoding).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept a JSON file that was cut off.")]
+LayersFrom = Annotated[
+    Path | None,
+    typer.Option("--layers-from", metavar="TRACE", help="A recording of the same model with graphs off: names layers."),
+]
 Top = Annotated[int, typer.Option(min=1, help="Rows to show in each table.")]
 
 
@@ -116,11 +120,21 @@ def load_trace(path: Path, partial: bool = False) -> "Trace":
         return load(path, partial, progress)
 
 
-def report_on(path: Path, options: "Options", partial: bool = False) -> "Report":
+def load_named(path: Path, options: "Options", partial: bool, layers_from: Path | None) -> "Trace":
+    """As `load_trace`; the layers of replayed kernels come from another recording, when given."""
+    trace = load_trace(path, partial)
+    if layers_from is None:
+        return trace
+    from ling_prof.layer_map import named_from
+
+    return named_from(trace, load_trace(layers_from), options)
+
+
+def report_on(path: Path, options: "Options", partial: bool = False, layers_from: Path | None = None) -> "Report":
     from ling_prof.render.progress import bar
     from ling_prof.report import report
 
-    trace = load_trace(path, partial)
+    trace = load_named(path, options, partial, layers_from)
     with bar("analysing") as progress:
         return report(trace, options, progress)
 
@@ -195,13 +209,14 @@ def _reader(name: str, rows: int) -> Callable[..., None]:
         focus: Focus = "decode",
         unprofiled_tpot: Tpot = None,
         accept_length: Accept = 1.0,
+        layers_from: LayersFrom = None,
         partial: Partial = False,
         top: Top = rows,
         as_json: AsJson = False,
     ) -> None:
         chosen = {"steps": steps, "device": device, "stream": stream, "skip": skip, "focus": focus}
         options = view_options(unprofiled_tpot, accept_length=accept_length, **chosen)
-        answer(name, report_on(trace, options, partial), top, as_json)
+        answer(name, report_on(trace, options, partial, layers_from), top, as_json)
 
     return command
 
@@ -302,6 +317,7 @@ def whatif(
     skip: Skip = 0,
     unprofiled_tpot: Tpot = None,
     accept_length: Accept = 1.0,
+    layers_from: LayersFrom = None,
     partial: Partial = False,
     top: Top = 20,
     as_json: AsJson = False,
@@ -314,7 +330,7 @@ def whatif(
     edits = predict.chosen(predict.asked_for(do or []))  # before the trace is read
     chosen = {"steps": steps, "device": device, "skip": skip, "accept_length": accept_length}
     options = view_options(unprofiled_tpot, **chosen)
-    loaded = load_trace(trace, partial)
+    loaded = load_named(trace, options, partial, layers_from)
     if list_all:
         found = predict.listing(loaded, options, calibration)
     else:
