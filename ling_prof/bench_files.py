@@ -52,7 +52,7 @@ COLUMNS = {
     "total_tokens_per_s": "tokens/s, prompts included",
     "concurrency": "mean requests at once",
     "accept_length": "tokens a verify step commits in this run, see `tables`; NaN: not speculative, or not recorded",
-    "accept_length_since_start": "as recorded: the mean since the server started",
+    "accept_length_recorded": "as written: of bench_serving the mean since the server started or flushed its cache",
     "peak_tokens_per_s": "tokens/s of the best second: moves with where seconds begin",
     "peak_requests": "most requests at once that were seen",
 }
@@ -93,8 +93,9 @@ class Entry:
 def tables(*paths: Path) -> pd.DataFrame:
     """One row a run, with `COLUMNS`: float64, where not recorded NaN; text columns are strings.
 
-    accept_length: recorded is a mean since the server started. Where several lines of a file are of one start of a
-    server, each but the first gets the mean of its own tokens, if nothing but these lines kept the server busy.
+    accept_length: bench_serving writes the mean since the server started. Where several lines of a file are of one
+    start, each but the first gets the mean of its own tokens; that holds if nothing else kept the server busy and its
+    cache was not flushed in between, which starts the mean anew.
     Raises UserError, naming file and line, for what cannot be read or is no such result.
     """
     rows = [row for path in paths for row in _rows(entries(path))]
@@ -193,7 +194,7 @@ def _serving(entry: Entry) -> dict[str, Any]:
         "output_tokens_per_s": entry.number("output_throughput"),
         "total_tokens_per_s": entry.number("total_throughput"),
         "concurrency": entry.number("concurrency"),
-        "accept_length_since_start": _measured(entry.number("accept_length")),
+        "accept_length_recorded": _measured(entry.number("accept_length")),
         "peak_tokens_per_s": _measured(entry.number("max_output_tokens_per_s")),
         "peak_requests": entry.number("max_concurrent_requests"),
     }
@@ -209,7 +210,7 @@ def _one_batch_server(entry: Entry) -> dict[str, Any]:
         "mean_ttft_ms": 1e3 * ttft if size == 1 else math.nan,
         "mean_tpot_ms": tpot,
         "mean_e2e_ms": 1e3 * latency if size == 1 else math.nan,
-        "accept_length_since_start": _measured(entry.number("acc_length")),
+        "accept_length_recorded": _measured(entry.number("acc_length")),
     }
 
 
@@ -246,19 +247,19 @@ def _measured(value: float) -> float:
 
 
 def _accept_length(found: list[Entry], rows: list[dict[str, Any]], at: int) -> float:
-    """Of one run: the tokens and verify steps since the first line of the same server, less those of the lines before.
+    """Tokens of the lines of one start of a server up to this one over their verify steps, less those before it.
 
-    The first token of a request is the prefill's.
+    The first token of a request is the prefill's. One batch flushes the cache before each case: its mean is its own.
     """
     begun = found[at].server.get("startup_time")
     since = zip(found[: at + 1], rows, strict=False)
     same = [row for entry, row in since if begun and entry.server.get("startup_time") == begun]
-    mean = rows[at].get("accept_length_since_start", math.nan)
+    mean = rows[at].get("accept_length_recorded", math.nan)
     if len(same) < 2:
         return mean
     tokens = sum(row["output_tokens"] - row["requests"] for row in same)
     own = rows[at]["output_tokens"] - rows[at]["requests"]
-    steps = tokens / mean - (tokens - own) / same[-2]["accept_length_since_start"]
+    steps = tokens / mean - (tokens - own) / same[-2]["accept_length_recorded"]
     return own / steps if steps > 0 else math.nan
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from ling_prof.errors import UserError
 
@@ -428,7 +429,19 @@ def demo(top: Top = 5, as_json: AsJson = False) -> None:
     answer("report", report_on(path, view_options(tpot)), top, as_json)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+class Recorders(typer.core.TyperGroup):
+    """The recorder stands right behind `record`; where none does, what stands there is a command for nsys to run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = args[:1] == ["--help"] or (args[:1] and args[0] in self.commands)
+        return super().parse_args(ctx, args if known else ["nsys", *args])
+
+
+recorders = typer.Typer(cls=Recorders, help="Records, then reports: ling-prof record -- python decode.py")
+app.add_typer(recorders, name="record")
+
+
+@recorders.command("nsys", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def record(
     context: typer.Context,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the .nsys-rep goes.")] = Path("decode.nsys-rep"),
