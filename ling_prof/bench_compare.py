@@ -119,7 +119,7 @@ def _doubts(path: Path, rows: pd.DataFrame) -> tuple[str, ...]:
     if (own == written).any():
         return (f"the accept length in {path} is the mean since its server started, not of these runs alone",)
     if ((own - written).abs() > ACCEPT_NOISE).any():
-        said = f"the accept length of {path} is taken by difference: {own.mean():.3f}, not the {written.mean():.3f} written"
+        said = f"the accept length of {path} is by difference: {own.mean():.3f}, not the {written.mean():.3f} written"
         return (f"{said}; if the cache was flushed between its lines, what is written holds",)
     return ()
 

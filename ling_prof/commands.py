@@ -56,11 +56,11 @@ def _names(app: typer.Typer) -> list[str]:
 
 def _groups(app: typer.Typer) -> dict[str, typer.Typer]:
     """Its groups by name."""
-    found = {}
+    found: dict[str, typer.Typer] = {}
     for entry in app.registered_groups:
         alone = typer.Typer()
         alone.registered_groups = [entry]
-        found |= dict.fromkeys(_names(alone), entry.typer_instance)
+        found |= dict.fromkeys(_names(alone), entry.typer_instance or alone)
     return found
 
 

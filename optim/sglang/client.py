@@ -118,9 +118,8 @@ def connect(url: str) -> Server:
     url = checked(url)
     info = _info(url, "/server_info")
     if info is None and (old := _info(url, "/get_server_info")) is not None:
-        raise UserError(
-            f"{url} runs SGLang {old['version']}, which has no /server_info; {_name(OLDEST)} is the oldest."
-        )
+        said = f"{url} runs SGLang {old['version']}, which has no /server_info"
+        raise UserError(f"{said}; update it to {_name(OLDEST)} or later.")
     if info is None:
         raise UserError(f"{url} answers, but is no SGLang server (it has no /server_info); give the URL of one.")
     return Server(url, info)
@@ -206,15 +205,19 @@ def _words(refusal: error.HTTPError) -> str:
     text = refusal.read(10_000).decode(errors="replace").strip()
     try:
         said = json.loads(text)
-        said = said.get("error", said)
-        text = said if isinstance(said, str) else said["message"]
-    except (ValueError, AttributeError, KeyError, TypeError):
+        while isinstance(said, dict):
+            said = next(said[key] for key in ("error", "message", "detail") if key in said)
+        text = said
+    except (ValueError, StopIteration):
         pass
     return one_line(str(text))[:300].rstrip(".") or refusal.reason
 
 
 def _reply(url: str, lines: list[tuple[float, bytes]], tokens: int) -> Reply:
-    times, counts, ids, meta = [], [], [], {}
+    times: list[float] = []
+    counts: list[int] = []
+    ids: list[int] = []
+    meta: dict[str, Any] = {}
     for at, line in lines:
         data = line[len(b"data:") :].strip()
         if data == b"[DONE]":
@@ -229,7 +232,9 @@ def _reply(url: str, lines: list[tuple[float, bytes]], tokens: int) -> Reply:
     if not counts or counts[-1] < tokens:
         reason = (meta.get("finish_reason") or {}).get("message") or "its log may tell why"
         got = counts[-1] if counts else 0
-        raise UserError(f"{url} ended a request after {got} of {tokens} tokens ({one_line(str(reason))[:300]}).")
+        raise UserError(
+            f"{url} ended a request after {got} of {tokens} tokens ({one_line(str(reason))[:300].rstrip('.')})."
+        )
     return Reply(times, counts, ids, meta)
 
 
@@ -242,7 +247,7 @@ def _piece(url: str, data: bytes) -> dict[str, Any]:
         said = piece["error"]["message"]
     except (ValueError, TypeError, KeyError):
         raise UserError(f"{url} streams what SGLang does not: {one_line(repr(data[:60]))}.") from None
-    raise UserError(f"{url} refuses the request ({one_line(str(said))[:300]}).")
+    raise UserError(f"{url} refuses the request ({one_line(str(said))[:300].rstrip('.')}).")
 
 
 def _ids(before: list[int], piece: Any, count: int) -> list[int]:

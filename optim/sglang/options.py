@@ -27,7 +27,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         _need((self.url is None) != (self.launch is None), "sglang", "--url URL or --launch MODEL, one of them")
         _need(self.launch is None or bool(self.launch.strip()), "--launch", "a model's name or folder")
-        _need(self.launch is not None or not self.args, "--url", f"no arguments of a server ({self.args[:1]})")
+        _need(self.launch is not None or not self.args, "--url", "no arguments of a server, which runs already")
         ours = [arg for arg in self.args if arg.partition("=")[0] in OURS]
         _need(not ours, "--launch", f"arguments of SGLang but for {', '.join(OURS)}, which are set here")
         _need(self.isl >= 1, "--isl", "a number of tokens, 1 or more")

@@ -12,6 +12,7 @@ from typing import Any
 
 from ling_prof.errors import UserError
 from ling_prof.server_info import draft_tokens, speculates, world
+from optim.options import check_folder, make_folder
 from optim.sglang.bench import prompt_for, serving, timed
 from optim.sglang.client import Refused, Reply, Server
 from optim.sglang.options import RecordOptions
@@ -43,28 +44,21 @@ def record(options: RecordOptions, progress: Progress = lambda _: None) -> Recor
 
     Raises UserError where the folder is there already, the server refuses, or files stay out or cut off.
     """
-    folder = _new(options.output)
+    check_folder(options.output)
+    if options.output.exists() and any(options.output.iterdir()):
+        raise UserError(f"{options.output} is not empty; give a new folder with --output.")
     with serving(options) as server:
-        found = _recorded(server, options, folder)
+        found = _recorded(server, options, options.output)
     progress(0.5)
     if not options.layers:
         return found
     off = replace(options, args=(*options.args, GRAPHS_OFF))
     with serving(off) as server:
-        return replace(found, layers_from=_recorded(server, off, _new(folder / "graphs-off")).files[0])
-
-
-def _new(folder: Path) -> Path:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists already and is not empty; give a new folder with --output.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be made ({error.strerror}); give another folder with --output.") from None
-    return folder
+        return replace(found, layers_from=_recorded(server, off, options.output / "graphs-off").files[0])
 
 
 def _recorded(server: Server, options: RecordOptions, folder: Path) -> Recording:
+    make_folder(folder)
     if not options.drives:
         _start(server, options, folder)
         return Recording(_awaited(server, folder, options))
