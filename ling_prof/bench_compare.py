@@ -67,7 +67,7 @@ def of_bench(bench: Bench) -> Measured:
 
 def _of_lines(path: Path, line: int | None) -> Measured:
     """The ranges are those of the lines or, of one line, the 95 % interval of the mean of its requests."""
-    found, table = bench_files.entries(path), bench_files.tables(path)
+    found, table = bench_files.entries(path), bench_files.table(path)
     locks = [bench_files.lock_of(entry, row) for entry, (_, row) in zip(found, table.iterrows(), strict=True)]
     at = _chosen(path, [entry.line for entry in found], locks, line)
     rows = table[[one == locks[at] and entry.kind == found[at].kind for one, entry in zip(locks, found, strict=True)]]

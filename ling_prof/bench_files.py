@@ -51,7 +51,7 @@ COLUMNS = {
     "output_tokens_per_s": "tokens/s, over the duration; of one batch: as its benchmark defines it",
     "total_tokens_per_s": "tokens/s, prompts included",
     "concurrency": "mean requests at once",
-    "accept_length": "tokens a verify step commits in this run, see `tables`; NaN: not speculative, or not recorded",
+    "accept_length": "tokens a verify step commits in this run, see `table`; NaN: not speculative, or not recorded",
     "accept_length_recorded": "as written: of bench_serving the mean since the server started or flushed its cache",
     "peak_tokens_per_s": "tokens/s of the best second: moves with where seconds begin",
     "peak_requests": "most requests at once that were seen",
@@ -90,7 +90,7 @@ class Entry:
         return info if isinstance(info, dict) else {}
 
 
-def tables(*paths: Path) -> pd.DataFrame:
+def table(*paths: Path) -> pd.DataFrame:
     """One row a run, with `COLUMNS`: float64, where not recorded NaN; text columns are strings.
 
     accept_length: bench_serving writes the mean since the server started. Where several lines of a file are of one
@@ -105,7 +105,7 @@ def tables(*paths: Path) -> pd.DataFrame:
 
 
 def entries(path: Path) -> list[Entry]:
-    """The runs in a file, in order. Raises UserError, naming file and line, as `tables` does."""
+    """The runs in a file, in order. Raises UserError, naming file and line, as `table` does."""
     return [Entry(str(path), number, _kind(path, number, said), said) for number, said in objects(path)]
 
 

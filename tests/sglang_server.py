@@ -150,8 +150,9 @@ class Handler(BaseHTTPRequestHandler):
         data = does.trace.read_bytes()
         for rank in does.ranks:
             path = folder / f"{body['profile_id']}-{rank}.trace.json.gz"
-            path.write_bytes(data[: len(data) // 2])
-            time.sleep(does.profile_s)
+            for written in (0, len(data) // 2):
+                path.write_bytes(data[:written])
+                time.sleep(does.profile_s / 2)
             if does.fault != "cut" or rank == does.ranks[0]:
                 path.write_bytes(data)
 

@@ -10,7 +10,7 @@ from test_cli import cli, refused
 
 from ling_prof import bench_compare, bench_report
 from ling_prof.bench_compare import compare, measured
-from ling_prof.bench_files import COLUMNS, tables
+from ling_prof.bench_files import COLUMNS, table
 from ling_prof.errors import UserError
 
 SERVER = {
@@ -98,7 +98,7 @@ def written(tmp_path):
 
 
 def row(path: Path) -> dict:
-    (found,) = tables(path).to_dict("records")
+    (found,) = table(path).to_dict("records")
     return found
 
 
@@ -109,12 +109,8 @@ def without(said: dict, *keys: str) -> dict:
 def test_a_run_of_today(written):
     found = row(written(SERVING))
     assert list(found) == list(COLUMNS)
-    assert (found["kind"], found["label"], found["backend"], found["sglang"]) == (
-        "serving",
-        "nextn",
-        "sglang",
-        "0.5.19",
-    )
+    assert (found["kind"], found["label"], found["backend"]) == ("serving", "nextn", "sglang")
+    assert found["sglang"] == "0.5.19"
     assert (found["model"], found["dataset"], found["line"]) == ("ling-3.0-flash", "random", 1)
     assert (found["request_rate"], found["max_concurrency"], found["requests"]) == (math.inf, 1, 1000)
     assert (found["isl"], found["osl"], found["range_ratio"]) == (8192, 1024, 1)
@@ -134,15 +130,15 @@ def test_an_older_run_has_no_more_than_it_says(written):
 
 def test_runs_that_other_people_published(shared):
     paths = [shared / f"dc_llama_3_3_70b_{kind}_output.jsonl" for kind in ("offline", "online")]
-    table = tables(*paths)
-    assert len(table) == 14
-    assert table["request_rate"].tolist() == [math.inf] * 7 + [1, 2, 4, 8, 16, 4, 8]
-    assert table["max_concurrency"].isna().all()
-    assert table["isl"].tolist()[:3] == [1024, 1024, 4096]
-    assert table.loc[table["dataset"] == "sharegpt", ["isl", "osl", "range_ratio"]].isna().all(axis=None)
-    assert table["median_itl_ms"].iloc[7] == pytest.approx(13.638956, abs=1e-6)
-    assert table["requests"].sum() == sum(json.loads(x)["completed"] for p in paths for x in p.read_text().splitlines())
-    assert {str(kind) for kind in table.dtypes} <= {"float64", "int64", "str", "object"}
+    found = table(*paths)
+    assert len(found) == 14
+    assert found["request_rate"].tolist() == [math.inf] * 7 + [1, 2, 4, 8, 16, 4, 8]
+    assert found["max_concurrency"].isna().all()
+    assert found["isl"].tolist()[:3] == [1024, 1024, 4096]
+    assert found.loc[found["dataset"] == "sharegpt", ["isl", "osl", "range_ratio"]].isna().all(axis=None)
+    assert found["median_itl_ms"].iloc[7] == pytest.approx(13.638956, abs=1e-6)
+    assert found["requests"].sum() == sum(json.loads(x)["completed"] for p in paths for x in p.read_text().splitlines())
+    assert {str(kind) for kind in found.dtypes} <= {"float64", "int64", "str", "object"}
 
 
 @pytest.mark.parametrize("tag", [{}, {"request_rate": "trace"}, {"max_concurrency": None}])
@@ -154,12 +150,8 @@ def test_rates_and_limits_that_are_none(written, tag):
 
 def test_one_batch_of_a_server(written):
     found = row(written(ONE_BATCH_SERVER))
-    assert (found["kind"], found["batch_size"], found["requests"], found["range_ratio"]) == (
-        "one_batch_server",
-        1,
-        1,
-        1,
-    )
+    assert found["kind"] == "one_batch_server"
+    assert (found["batch_size"], found["requests"], found["range_ratio"]) == (1, 1, 1)
     assert found["mean_tpot_ms"] == pytest.approx(1e3 * (2.3 - 0.05) / 1023)
     assert (found["mean_ttft_ms"], found["mean_e2e_ms"], found["output_tokens"]) == (50, 2300, 1024)
     assert math.isnan(found["accept_length"])  # -1: not speculative
@@ -182,15 +174,15 @@ def test_accept_length_is_of_the_run_not_since_the_server_started(written):
     first = SERVING | {"completed": 10, "total_output_tokens": 1010, "accept_length": 4.0}
     second = first | {"accept_length": 2000 / 750}
     other = second | {"server_info": SERVER | {"startup_time": {"total": 70.1}}}
-    table = tables(written(first, other, second))
-    assert table["accept_length"].tolist() == pytest.approx([4, 2000 / 750, 2])
-    assert table["accept_length_recorded"].tolist() == pytest.approx([4, 2000 / 750, 2000 / 750])
+    found = table(written(first, other, second))
+    assert found["accept_length"].tolist() == pytest.approx([4, 2000 / 750, 2])
+    assert found["accept_length_recorded"].tolist() == pytest.approx([4, 2000 / 750, 2000 / 750])
 
 
 def test_lists_and_objects_over_several_lines_are_read_too(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps([ONE_BATCH_SERVER, ONE_BATCH_SERVER], indent=1))
-    assert tables(path)["line"].tolist() == [1, 2]
+    assert table(path)["line"].tolist() == [1, 2]
     path.write_text("\ufeff" + json.dumps(SERVING, indent=1))
     assert row(path)["request_rate"] == math.inf
 
@@ -215,7 +207,7 @@ def test_a_bad_file_is_refused_in_one_sentence(tmp_path, content, words):
     path = tmp_path / "a.jsonl"
     path.write_text(content)
     with pytest.raises(UserError) as error:
-        tables(path)
+        table(path)
     assert str(error.value).startswith(f"{path}: ")
     assert words in str(error.value)
     assert "\n" not in str(error.value)
@@ -226,7 +218,7 @@ def test_what_is_no_text_or_no_file(tmp_path):
     path.write_bytes(b"\x1f\x8b\xff\xfe")
     for bad, words in ((path, "is no text"), (tmp_path, "is no regular file"), (tmp_path / "b", "cannot be read")):
         with pytest.raises(UserError, match=words):
-            tables(bad)
+            table(bad)
 
 
 # Comparing

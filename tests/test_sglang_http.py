@@ -171,7 +171,7 @@ def test_what_is_asked_of_the_server(stand_in):
     assert bodies[0]["input_ids"] == bench.prompt_for(8, 3) != bench.prompt_for(8, 4)
     assert bodies[0]["sampling_params"] == {"temperature": 0.5, "max_new_tokens": 16, "ignore_eos": True}
     assert bodies[0]["stream"] is True
-    order = [path for path, _ in does.asked if path in ("/flush_cache", "/generate")]
+    order = [path for path, _ in does.asked if path != "/server_info"]
     assert order == ["/flush_cache", "/generate"] * 3
 
 
@@ -307,6 +307,12 @@ def test_every_flag_of_the_profiler_is_said(tmp_path):
     ]
     assert not does.bodies("/generate")
     assert (found.tpot_ms, [path.name for path in found.files]) == (None, ["decode-TP-0.trace.json.gz"])
+
+
+def test_by_stage_asks_for_decode_alone(tmp_path):
+    options = RecordOptions(url="http://h", by_stage=True)
+    flags = record._flags(options, tmp_path)
+    assert (flags["profile_by_stage"], flags["profile_stages"]) == (True, ["decode"])
 
 
 def test_a_driven_request_is_in_decode_when_the_profiler_starts(tmp_path, ticking):

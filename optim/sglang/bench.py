@@ -45,7 +45,10 @@ def serving(options: ServerOptions) -> Iterator[Server]:
 def measure(
     server: Server, options: BenchOptions, passes: tuple[str, ...] = (), progress: Progress = lambda _: None
 ) -> Bench:
-    """As `run`, of a server that serves; passes: the optimizations that are on in it."""
+    """As `run`, of a server that serves; passes: the optimizations that are on in it.
+
+    The prefix cache is flushed before each request: a cached prompt would show no prefill.
+    """
     prompt = prompt_for(options.isl, options.seed)
     server.flush_cache()
     server.generate(prompt, min(options.osl, WARM_UP), options.temperature)
@@ -65,7 +68,7 @@ def measure(
         "clocks": machine.clocks() if server.is_local else {"sm_mhz": None, "mem_mhz": None},
         "runs": runs,
         "summary": summarize(runs),
-        "notes": [*dict.fromkeys(note for note in [*notes, *_notes(server, replies)] if note)],
+        "notes": [*dict.fromkeys(note for note in [*notes, *_notes(server, options, replies)] if note)],
     }
 
 
@@ -120,7 +123,7 @@ def _kept(refusal: str) -> str:
     return f"the prefix cache could not be flushed ({refusal}): prompts may come from it" if refusal else ""
 
 
-def _notes(server: Server, replies: list[Reply]) -> Iterator[str]:
+def _notes(server: Server, options: BenchOptions, replies: list[Reply]) -> Iterator[str]:
     if cached := max(reply.meta.get("cached_tokens") or 0 for reply in replies):
         yield f"{cached} tokens of a prompt came from the prefix cache: TTFT is not that of a whole prompt"
     if (interval := int(server.info.get("stream_interval") or 1)) > 1:
@@ -129,4 +132,6 @@ def _notes(server: Server, replies: list[Reply]) -> Iterator[str]:
         same = all(reply.ids == replies[0].ids for reply in replies)
         said = "identical tokens" if same else "TOKENS DIFFER between the runs"
         yield f"{len(replies)} runs, the same prompt: {said}"
+    if options.url and server.is_local and machine.gpus(server.info):
+        yield "GPU and driver are those of this machine, which the URL names"
     yield "timed by the client, from sending a request to the arrival of each piece of its stream"

@@ -29,7 +29,10 @@ def bench(
     as_json: AsJson = False,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON there as well.")] = None,
 ) -> None:
-    """Times single-request decoding of a SGLang server without a profiler: TPOT, ITL, throughput, accept length."""
+    """Times single-request decoding of a SGLang server without a profiler: TPOT, ITL, throughput, accept length.
+
+    The server should serve nothing else meanwhile; its prefix cache is flushed before each request.
+    """
     from ling_prof.plain_file import check_writable
     from ling_prof.render.progress import bar
     from optim.cli import show_bench

@@ -102,7 +102,6 @@ def _driven(server: Server, options: RecordOptions, start: Callable[[], None]) -
 
     pieces = SETTLE + REHEARSED + options.steps + AFTER
     size = draft_tokens(server.info) * int(server.info.get("stream_interval") or 1)
-    server.flush_cache()
     reply = server.generate(prompt_for(options.isl, 0), pieces * size, seen=seen)
     if not started:
         raise UserError(f"{server.url} sent its tokens in {len(reply.times_s)} pieces: too few to start a profile in.")
@@ -137,14 +136,15 @@ def _awaited(server: Server, folder: Path, options: RecordOptions) -> tuple[Path
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the gzip stream has ended: it is written while it is packed."""
+    """Whether the gzip stream has begun and ended: it is written while it is packed."""
+    begun = False
     try:
         with gzip.open(path) as file:
             while file.read(1 << 20):
-                pass
+                begun = True
     except (OSError, EOFError, zlib.error):
         return False
-    return True
+    return begun
 
 
 def _late(server: Server, folder: Path, whole: list[Path], ranks: int, options: RecordOptions) -> str:
