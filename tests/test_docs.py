@@ -88,7 +88,7 @@ def test_what_is_left_is_what_the_last_rung_shows():
     path = ROOT / "traces/ladder" / of["ladder"][-1]["trace"]
     (summary,) = ling_prof.report(ling_prof.load(path), Options(unprofiled_tpot=round(1e6 * full)))["summary"]
     calibrated = {name: ns["mean"] for name, ns in summary["calibrated"].items()}
-    assert calibrated["busy"] > 0.98 * sum(calibrated.values())
+    assert calibrated["busy"] > 0.99 * sum(calibrated.values())
     kernels = summary["kernels"]
     assert f"the {floor:.1f} us of the floor" in page
     assert f"inside {kernels:.0f} kernels, of which each has {(1e3 * full - floor) / kernels:.1f} us beyond" in page
