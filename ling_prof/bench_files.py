@@ -99,7 +99,7 @@ def table(*paths: Path) -> pd.DataFrame:
     Raises UserError, naming file and line, for what cannot be read or is no such result.
     """
     rows = [row for path in paths for row in _rows(entries(path))]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    frame = pd.DataFrame(rows, columns=list(COLUMNS)).fillna(dict.fromkeys(TEXT, ""))
     numbers = [name for name in COLUMNS if name not in (*TEXT, "line")]
     return frame.astype({**dict.fromkeys(numbers, "float64"), **dict.fromkeys(TEXT, "str"), "line": "int64"})
 
@@ -125,7 +125,7 @@ def objects(path: Path) -> list[tuple[int, Any]]:
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
-        lines = ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+        lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
         found = [(number, _parsed(path, number, line)) for number, line in lines]
     else:
         found = list(enumerate(whole if isinstance(whole, list) else [whole], 1))

@@ -10,7 +10,7 @@ from test_cli import cli, refused
 
 from ling_prof import bench_compare, bench_report
 from ling_prof.bench_compare import compare, measured
-from ling_prof.bench_files import COLUMNS, table
+from ling_prof.bench_files import COLUMNS, TEXT, table
 from ling_prof.errors import UserError
 
 SERVER = {
@@ -156,6 +156,16 @@ def test_one_batch_of_a_server(written):
     assert (found["mean_ttft_ms"], found["mean_e2e_ms"], found["output_tokens"]) == (50, 2300, 1024)
     assert math.isnan(found["accept_length"])  # -1: not speculative
     assert row(written(ONE_BATCH_SERVER | {"acc_length": 3.1}))["accept_length"] == 3.1
+
+
+def test_files_of_all_kinds_make_one_table(written):
+    paths = [written(said, name=f"{i}.jsonl") for i, said in enumerate((SERVING, ONE_BATCH_SERVER, ONE_BATCH))]
+    found = table(*paths)
+    assert found["kind"].tolist() == ["serving", "one_batch_server", "one_batch"]
+    assert found["dataset"].tolist() == ["random", "", ""]
+    assert found["mean_tpot_ms"].notna().all()
+    for column in TEXT:
+        assert all(isinstance(value, str) for value in found[column])
 
 
 @pytest.mark.parametrize("said", [{"batch_size": 8}, {"last_ttft": None}, {"output_len": 1}])
