@@ -99,7 +99,7 @@ def table(*paths: Path) -> pd.DataFrame:
     Raises UserError, naming file and line, for what cannot be read or is no such result.
     """
     rows = [row for path in paths for row in _rows(entries(path))]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS)).fillna(dict.fromkeys(TEXT, ""))
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
     numbers = [name for name in COLUMNS if name not in (*TEXT, "line")]
     return frame.astype({**dict.fromkeys(numbers, "float64"), **dict.fromkeys(TEXT, "str"), "line": "int64"})
 
@@ -165,13 +165,13 @@ def _common(entry: Entry) -> dict[str, Any]:
         "label": entry.text("tag", "run_name"),
         "backend": entry.text("backend") or "sglang",
         "sglang": str(entry.server.get("version") or ""),
+        "dataset": entry.text("dataset_name"),
         "model": server_info.model_of(entry.server) or server_info.model_of(entry.said) or "",
     }
 
 
 def _serving(entry: Entry) -> dict[str, Any]:
-    dataset = entry.text("dataset_name")
-    asked = dataset.startswith("random")
+    asked = entry.text("dataset_name").startswith("random")
     of_trace = entry.said["request_rate"] == "trace"
     times = {
         f"{what}_{of}_ms": _measured(entry.number(f"{what}_{key}_ms"))
@@ -179,7 +179,6 @@ def _serving(entry: Entry) -> dict[str, Any]:
         for what in STATISTICS
     }
     return {
-        "dataset": dataset,
         "request_rate": math.nan if of_trace else entry.number("request_rate"),
         "max_concurrency": entry.number("max_concurrency"),
         "isl": entry.number("random_input_len") if asked else math.nan,
