@@ -261,6 +261,8 @@ def test_bench_on_the_command_line_writes_what_compare_reads(stand_in, tmp_path)
     common = ("bench", "sglang", "--url", url, "--isl", "8", "--osl", "16", "--runs", "5", "--output")
     page = cli(*common, a).stdout
     for words in (
+        "hardware not recorded",
+        "does not tell its passes",
         "between tokens (ITL)",
         "tokens a verify step (accept length)",
         "3.000",

@@ -32,7 +32,7 @@ def header(bench: Bench | Ablation) -> RenderableType:
     versions = [f"{key.replace('_', '-')} {value}" for key in keys if (value := getattr(of, key))]
     clocks = [f"{key.removesuffix('_mhz')} at {mhz:g} MHz" for key, mhz in bench["clocks"].items() if mhz]
     lines = [
-        ", ".join([lock.show(of.hardware), *clocks]),
+        ", ".join([lock.show(of.hardware) if of.hardware else "hardware not recorded", *clocks]),
         ", ".join(versions),
         f"{of.target}, passes: {lock.show(of.passes)}",
         f"{bench['date']}: {bench['command']}",

@@ -132,6 +132,8 @@ def _notes(server: Server, options: BenchOptions, replies: list[Reply]) -> Itera
         same = all(reply.ids == replies[0].ids for reply in replies)
         said = "identical tokens" if same else "TOKENS DIFFER between the runs"
         yield f"{len(replies)} runs, the same prompt: {said}"
+    if options.url:
+        yield "a server that runs does not tell its passes: none are listed"
     if options.url and server.is_local and machine.gpus(server.info):
         yield "GPU and driver are those of this machine, which the URL names"
     yield "timed by the client, from sending a request to the arrival of each piece of its stream"
