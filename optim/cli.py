@@ -1,16 +1,20 @@
-"""The commands `bench`, `bench compare`, `ablate`, `trace`, `passes`,
+"""The commands `bench`, `bench compare`, `bench sglang`, `record sglang`, `ablate`, `trace`, `passes`,
 `calibrate`, `score` and `tune`. Only the engine imports torch."""
 
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ling_prof.cli import AsJson, Top, answer, load_trace, print_json, print_parts, report_on, view_options
 from ling_prof.errors import UserError
 from optim.options import DESIGNS, DTYPES, AblateOptions, BenchOptions, TraceOptions, check_folder
+from optim.sglang import commands as sglang
+
+if TYPE_CHECKING:
+    from ling_prof.bench_report import Bench
 
 NEEDED = ("safetensors", "torch", "triton")
 TABLE = Path(__file__).parent / "kernels/tiles.json"
@@ -34,7 +38,11 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(invoke_without_command=True)
     group.callback()(bench)
     group.command("compare")(compare)
+    group.command("sglang", context_settings=sglang.ANY)(sglang.bench)
     app.add_typer(group, name="bench")
+    recorders = typer.Typer()
+    recorders.command("sglang", context_settings=sglang.ANY)(sglang.record)
+    app.add_typer(recorders, name="record")
     app.command("ablate")(ablate)
     app.command("trace")(trace)
     app.command("passes")(passes)
@@ -66,7 +74,7 @@ def bench(
         _no_options(context)
         return
     if model is None:
-        raise UserError("bench needs --model NAME_OR_FOLDER, or compare A B.")
+        raise UserError("bench needs --model NAME_OR_FOLDER, or compare A B, or sglang.")
     if output is not None:
         from ling_prof.plain_file import check_writable
 
@@ -86,13 +94,19 @@ def _no_options(context: typer.Context) -> None:
 
 
 def _measure(options: BenchOptions, as_json: bool, output: Path | None) -> None:
-    from ling_prof.bench_report import save
-    from ling_prof.render.bench import render
     from ling_prof.render.progress import bar
 
     run = _engine("bench", options.device).run
     with bar(f"decoding with {options.model}") as progress:
         found = run(options, progress)
+    show_bench(found, as_json, output)
+
+
+def show_bench(found: "Bench", as_json: bool, output: Path | None) -> None:
+    """Keeps a benchmark, where a file is asked for, and prints it."""
+    from ling_prof.bench_report import save
+    from ling_prof.render.bench import render
+
     try:
         if output is not None:
             save(found, output)
@@ -101,18 +115,23 @@ def _measure(options: BenchOptions, as_json: bool, output: Path | None) -> None:
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A file that bench --output wrote.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="What bench --output, bench_serving or one_batch wrote.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    line_a: Annotated[
+        int | None, typer.Option("--line-a", metavar="N", help="Of several results in A those made like this one.")
+    ] = None,
+    line_b: Annotated[int | None, typer.Option("--line-b", metavar="N", help="The same for B.")] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Compare what was measured differently, with warnings.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Decides between two benchmarks by mean TPOT; refuses those that were not measured alike."""
-    from ling_prof import bench_report
+    """Decides between two benchmarks by mean TPOT x accept length; refuses those that were not measured alike."""
+    from ling_prof.bench_compare import compare as decide
+    from ling_prof.bench_compare import measured
     from ling_prof.render.bench import compare as show
 
-    found = bench_report.compare(bench_report.load(a), bench_report.load(b), force, (str(a), str(b)))
+    found = decide(measured(a, line_a), measured(b, line_b), force, (str(a), str(b)))
     print_json(found) if as_json else print_parts(show(found))
 
 
