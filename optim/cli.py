@@ -1,6 +1,7 @@
 """The commands `bench`, `bench compare`, `ablate`, `trace`, `passes`,
 `calibrate`, `score` and `tune`. Only the engine imports torch."""
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,8 @@ from ling_prof.errors import UserError
 from optim.options import DESIGNS, DTYPES, AblateOptions, BenchOptions, TraceOptions, check_folder
 
 NEEDED = ("safetensors", "torch", "triton")
+TARGETS = ("engine", "sglang")
+OF_ENGINE, OF_SGLANG = {"steps", "dtype", "device", "eager"}, {"alive", "starts", "minutes"}
 TABLE = Path(__file__).parent / "kernels/tiles.json"
 INSTALL = 'pip install "ling-prof[gpu]"'
 
@@ -79,10 +82,13 @@ def bench(
 
 def _no_options(context: typer.Context) -> None:
     """`bench --runs 3 compare A B` must not drop --runs in silence."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise UserError(f"bench {context.invoked_subcommand} takes its options after its name, and none of bench.")
+    if any(_is_given(context, name) for name in context.params):
+        raise UserError(f"bench {context.invoked_subcommand} takes its options after its name, and none of bench.")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _measure(options: BenchOptions, as_json: bool, output: Path | None) -> None:
@@ -117,15 +123,23 @@ def compare(
 
 
 def ablate(
+    context: typer.Context,
     model: Model,
+    target: Annotated[str, typer.Option(help=f"What decodes: {' or '.join(TARGETS)}.")] = TARGETS[0],
     passes: Players = None,
     design: Annotated[str, typer.Option(help=f"{', '.join(DESIGNS[:-1])} or {DESIGNS[-1]}.")] = DESIGNS[0],
     isl: Isl = 8192,
     osl: Annotated[int, typer.Option(help="Tokens to measure, in whole windows.")] = 1024,
     steps: Annotated[int, typer.Option(help="Tokens of a window.")] = 64,
     sample: Annotated[
-        int | None, typer.Option(metavar="N", help="Measure N of the windows, spread evenly; default: all.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Measure N of the windows, spread evenly; default: all. SGLang: N requests (8)."
+        ),
     ] = None,
+    alive: Annotated[int, typer.Option(metavar="N", help="SGLang: servers at the same time, 0 for all.")] = 1,
+    starts: Annotated[int, typer.Option(metavar="N", help="SGLang: how often each server is started.")] = 1,
+    minutes: Annotated[float | None, typer.Option(help="SGLang: begin nothing more after so many.")] = None,
     seed: Seed = 0,
     dtype: Dtype = "bf16",
     device: Device = None,
@@ -138,6 +152,13 @@ def ablate(
     as_json: AsJson = False,
 ) -> None:
     """Measures what each optimization is worth: gated, interleaved, and attributed by a design."""
+    given = {name for name in context.params if _is_given(context, name)}
+    if target != TARGETS[0]:
+        servers: dict[str, Any] = {"isl": isl, "osl": osl, "rounds": sample, "seed": seed, "design": design}
+        servers |= {"alive": alive, "starts": starts, "minutes": minutes, "traces": traces, "output": output}
+        _ablate_sglang(target, given, {"model": model, "passes": passes, **servers}, as_json)
+        return
+    _refuse(given & OF_SGLANG, "sglang")
     lengths: dict[str, Any] = {"isl": isl, "osl": osl, "steps": steps, "sample": sample, "seed": seed, "design": design}
     chosen: dict[str, Any] = {"dtype": dtype, "device": device, "eager": eager, "passes": passes}
     options = AblateOptions(model=model, **lengths, **chosen, traces=traces, output=output)
@@ -152,6 +173,30 @@ def ablate(
         engine.save(found, options)
     finally:  # a long run is never lost to a full disk
         print_json(found) if as_json else print_parts(render(found))
+
+
+def _ablate_sglang(target: str, given: set[str], asked: dict[str, Any], as_json: bool) -> None:
+    from ling_prof.render.ablation import render
+
+    if target not in TARGETS:
+        raise UserError(f"--target takes one of {', '.join(TARGETS)}.")
+    _refuse(given & OF_ENGINE, "engine")
+    if asked["passes"] is None:
+        raise UserError("--target sglang needs --passes A,B; ling-prof passes --target sglang lists them.")
+    from optim.sglang import ablate as sglang
+    from optim.sglang.plan import Plan
+
+    plan = Plan(**{name: value for name, value in asked.items() if value is not None and name in given | {"passes"}})
+    found = sglang.measured(plan, lambda line: print(line, file=sys.stderr, flush=True))
+    try:
+        sglang.save(found, plan)
+    finally:  # a long run is never lost to a full disk
+        print_json(found) if as_json else print_parts(render(found))
+
+
+def _refuse(given: set[str], target: str) -> None:
+    if given:
+        raise UserError(f"--{sorted(given)[0].replace('_', '-')} is for --target {target} only.")
 
 
 def trace(
@@ -182,9 +227,13 @@ def passes(
     trace: Annotated[
         Path | None, typer.Argument(metavar="[TRACE]", help="A recording: shows what each would change.")
     ] = None,
+    target: Annotated[str, typer.Option(help=f"Whose: {' or '.join(TARGETS)}.")] = TARGETS[0],
     as_json: AsJson = False,
 ) -> None:
     """The optimizations: what each removes and, given a recording, the sites it would change."""
+    if target != TARGETS[0]:
+        _passes_sglang(target, trace, as_json)
+        return
     from optim.base import found
 
     rows = found(None if trace is None else load_trace(trace))
@@ -194,6 +243,24 @@ def passes(
     from optim.show import passes as show
 
     print_parts(*show(rows))
+
+
+def _passes_sglang(target: str, trace: Path | None, as_json: bool) -> None:
+    from optim.sglang.registry import rows as found
+
+    if target not in TARGETS:
+        raise UserError(f"--target takes one of {', '.join(TARGETS)}.")
+    if trace is not None:
+        raise UserError(
+            "--target sglang takes no recording; ling-prof passes TRACE says what the engine's would change."
+        )
+    rows = found()
+    if as_json:
+        print_json({"schema": "ling-prof.sglang-passes/1", "passes": rows})
+        return
+    from optim.show import switches
+
+    print_parts(*switches(rows))
 
 
 def calibrate(
