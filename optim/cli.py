@@ -2,6 +2,8 @@
 `calibrate`, `score` and `tune`. Only the engine imports torch."""
 
 import sys
+import time
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -187,7 +189,9 @@ def _ablate_sglang(target: str, given: set[str], asked: dict[str, Any], as_json:
     from optim.sglang.plan import Plan
 
     plan = Plan(**{name: value for name, value in asked.items() if value is not None and name in given | {"passes"}})
-    found = sglang.measured(plan, lambda line: print(line, file=sys.stderr, flush=True))
+    began = time.monotonic()
+    say = partial(print, file=sys.stderr, flush=True)
+    found = sglang.measured(plan, lambda line: say(f"{time.monotonic() - began:6.0f} s  {line}"))
     try:
         sglang.save(found, plan)
     finally:  # a long run is never lost to a full disk

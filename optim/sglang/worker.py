@@ -33,6 +33,7 @@ ARGUMENTS: dict[str, Any] = {  # of every configuration: one request at a time, 
     "cuda_graph_bs_decode": [1],
     "disable_prefill_cuda_graph": True,
     "disable_flashinfer_autotune": True,
+    "sleep_on_idle": True,  # several servers share a machine
     "random_seed": 0,
     "log_level": "warning",
 }

@@ -63,6 +63,7 @@ class Worker:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*PROGRAM, spec],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -85,7 +86,6 @@ class Worker:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
-            self.process.stdin.flush()
         except OSError:
             raise self._fault("has ended") from None
 
