@@ -24,14 +24,12 @@ BATCH = re.compile(r"\bbs=(\d+)|_generation_(\d+)")
 class Account:
     """The round whose wall is the median, of two the shorter.
 
-    summary: of all rounds, as in a report; walls: ns a round, by number; number: of this one; rows: its ledger rows,
-    one a step; op: index into view.ops, in order of start; ledger: (ops, classes) ns.
+    summary: of all rounds, as in a report; rows: its ledger rows, one a step; op: index into view.ops, in order of
+    start; ledger: (ops, classes) ns.
     """
 
     view: View
     summary: dict[str, Any]
-    walls: pd.Series
-    number: int
     rows: pd.DataFrame
     op: np.ndarray
     ledger: np.ndarray
@@ -99,10 +97,8 @@ def account(trace: Trace, options: Options) -> Account:
     require_steps(seen)
     said = summary(seen)
     ledger = run("ledger", seen).loc[seen.chosen.index]
-    walls = ledger["wall"].groupby(seen.rounds).sum()
-    number = int(np.argsort(walls.to_numpy(), kind="stable")[(len(walls) - 1) // 2])
-    middle = seen.rounds == number
-    return Account(seen, said, walls, number, ledger[middle], *_ops(seen, seen.chosen[middle]))
+    middle = seen.rounds == seen.median_round
+    return Account(seen, said, ledger[middle], *_ops(seen, seen.chosen[middle]))
 
 
 def _ops(seen: View, steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

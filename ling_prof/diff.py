@@ -101,9 +101,9 @@ def _without_steps(side: Account, force: bool) -> list[str]:
 
 def _chance(a: Account, b: Account) -> list[str]:
     """What the spread of the rounds says of the change."""
-    if min(len(a.walls), len(b.walls)) < 2:
+    if min(len(a.view.walls), len(b.view.walls)) < 2:
         return ["a single round does not show how much rounds vary by themselves"]
-    low, high = _interval(a.walls.to_numpy(), b.walls.to_numpy())
+    low, high = _interval(a.view.walls.to_numpy(), b.view.walls.to_numpy())
     if low > 0 or high < 0:
         return []
     shown = " to ".join(f"{'+' if ns > 0 else ''}{show_time(ns)}" for ns in (low, high))
@@ -120,7 +120,7 @@ def _interval(a: np.ndarray, b: np.ndarray) -> tuple[int, int]:
 
 def _side(side: Account) -> Side:
     said, ops = side.summary, side.place.count("inside")
-    index, wall = [int(i) for i in side.rows["index"]], int(side.walls[side.number])
+    index, wall = [int(i) for i in side.rows["index"]], int(side.view.walls[side.view.median_round])
     return {
         "path": side.path,
         "device": side.view.ops.device,
@@ -271,7 +271,7 @@ def _inside(runs: list[list[Kernel]]) -> int:
 
 def _rounds(a: Account, b: Account) -> list[Round]:
     first = [side.view.chosen.index.to_numpy()[np.unique(side.view.rounds, return_index=True)[1]] for side in (a, b)]
-    rows = zip(*first, a.walls, b.walls, strict=False)
+    rows = zip(*first, a.view.walls, b.view.walls, strict=False)
     return [{"a_step": int(i), "b_step": int(j), **_change(x, y)} for i, j, x, y in rows]
 
 

@@ -80,3 +80,14 @@ def exclusive(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarra
     begin = np.maximum(start, reach)
     keep = np.flatnonzero(end > begin)
     return begin[keep], end[keep], keep
+
+
+def lanes(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """For each interval, in order of start, the first lane that is free when it starts: on none do two overlap."""
+    out = np.zeros(len(start), np.int64)
+    free: list[int] = []  # when each lane is
+    for i, (begun, done) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        lane = next((lane for lane, until in enumerate(free) if until <= begun), len(free))
+        free[lane:] = [done, *free[lane + 1 :]]
+        out[i] = lane
+    return out

@@ -51,7 +51,11 @@ class Report:
 
 def report(trace: Trace, options: Options = Options(), progress: Progress = lambda _: None) -> Report:
     """Runs every analysis on every device that worked, or the chosen one. Raises Missing without GPU activity."""
-    seen = views(trace, options)
+    return report_of(views(trace, options), options, progress)
+
+
+def report_of(seen: list[View], options: Options, progress: Progress = lambda _: None) -> Report:
+    """As `report`, on views that are there already: what these have computed is not computed again."""
     total = len(seen) * len(ANALYSES)
     rows: dict[str, list[dict]] = {name: [] for name in ANALYSES}
     summaries, cannot = [], []
@@ -65,7 +69,7 @@ def report(trace: Trace, options: Options = Options(), progress: Progress = lamb
         cannot += _gaps_in_knowledge(view)
     data: dict[str, Any] = {
         "schema": SCHEMA,
-        "trace": _trace(trace),
+        "trace": _trace(seen[0].trace),
         "options": {**options.__dict__, "devices": [v.ops.device for v in seen]},
         "summary": summaries,
         "steps": [step(row) for row in rows.pop("ledger")],

@@ -78,6 +78,17 @@ class View:
     def n_rounds(self) -> int:
         return int(self.rounds.max(initial=-1)) + 1
 
+    @cached_property
+    def walls(self) -> pd.Series:
+        """The time of each round, ns, by its number."""
+        return (self.chosen["end"] - self.chosen["start"]).groupby(self.rounds).sum()
+
+    @cached_property
+    def median_round(self) -> int:
+        """The number of the round whose wall is the median, of two the shorter; -1 where none counts."""
+        order = np.argsort(self.walls.to_numpy(), kind="stable")
+        return int(order[(len(order) - 1) // 2]) if len(order) else -1
+
     @property
     def left_out(self) -> list[str]:
         """The steps of the focus that do not count, by reason."""

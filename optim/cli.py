@@ -1,19 +1,20 @@
-"""The commands `bench`, `bench compare`, `ablate`, `trace`, `passes`,
+"""The commands `bench`, `bench compare`, `bench sglang`, `record sglang`, `ablate`, `trace`, `passes`,
 `calibrate`, `score` and `tune`. Only the engine imports torch."""
 
-import sys
-import time
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ling_prof.cli import AsJson, Top, answer, load_trace, print_json, print_parts, report_on, view_options
 from ling_prof.errors import UserError
 from optim.options import DESIGNS, DTYPES, AblateOptions, BenchOptions, TraceOptions, check_folder
+from optim.sglang import commands as sglang
+
+if TYPE_CHECKING:
+    from ling_prof.bench_report import Bench
 
 NEEDED = ("safetensors", "torch", "triton")
 TARGETS = ("engine", "sglang")
@@ -39,7 +40,11 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(invoke_without_command=True)
     group.callback()(bench)
     group.command("compare")(compare)
+    group.command("sglang", context_settings=sglang.ANY)(sglang.bench)
     app.add_typer(group, name="bench")
+    recorders = typer.Typer()
+    recorders.command("sglang", context_settings=sglang.ANY)(sglang.record)
+    app.add_typer(recorders, name="record")
     app.command("ablate")(ablate)
     app.command("trace")(trace)
     app.command("passes")(passes)
@@ -71,7 +76,7 @@ def bench(
         _no_options(context)
         return
     if model is None:
-        raise UserError("bench needs --model NAME_OR_FOLDER, or compare A B.")
+        raise UserError("bench needs --model NAME_OR_FOLDER, or compare A B, or sglang.")
     if output is not None:
         from ling_prof.plain_file import check_writable
 
@@ -94,13 +99,19 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _measure(options: BenchOptions, as_json: bool, output: Path | None) -> None:
-    from ling_prof.bench_report import save
-    from ling_prof.render.bench import render
     from ling_prof.render.progress import bar
 
     run = _engine("bench", options.device).run
     with bar(f"decoding with {options.model}") as progress:
         found = run(options, progress)
+    show_bench(found, as_json, output)
+
+
+def show_bench(found: "Bench", as_json: bool, output: Path | None) -> None:
+    """Keeps a benchmark, where a file is asked for, and prints it."""
+    from ling_prof.bench_report import save
+    from ling_prof.render.bench import render
+
     try:
         if output is not None:
             save(found, output)
@@ -109,18 +120,23 @@ def _measure(options: BenchOptions, as_json: bool, output: Path | None) -> None:
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A file that bench --output wrote.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="What bench --output, bench_serving or one_batch wrote.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    line_a: Annotated[
+        int | None, typer.Option("--line-a", metavar="N", help="Of several results in A those made like this one.")
+    ] = None,
+    line_b: Annotated[int | None, typer.Option("--line-b", metavar="N", help="The same for B.")] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Compare what was measured differently, with warnings.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Decides between two benchmarks by mean TPOT; refuses those that were not measured alike."""
-    from ling_prof import bench_report
+    """Decides between two benchmarks by mean TPOT x accept length; refuses those that were not measured alike."""
+    from ling_prof.bench_compare import compare as decide
+    from ling_prof.bench_compare import measured
     from ling_prof.render.bench import compare as show
 
-    found = bench_report.compare(bench_report.load(a), bench_report.load(b), force, (str(a), str(b)))
+    found = decide(measured(a, line_a), measured(b, line_b), force, (str(a), str(b)))
     print_json(found) if as_json else print_parts(show(found))
 
 
@@ -155,10 +171,10 @@ def ablate(
 ) -> None:
     """Measures what each optimization is worth: gated, interleaved, and attributed by a design."""
     given = {name for name in context.params if _is_given(context, name)}
-    if target != TARGETS[0]:
-        servers: dict[str, Any] = {"isl": isl, "osl": osl, "rounds": sample, "seed": seed, "design": design}
-        servers |= {"alive": alive, "starts": starts, "minutes": minutes, "traces": traces, "output": output}
-        _ablate_sglang(target, given, {"model": model, "passes": passes, **servers}, as_json)
+    if _checked(target) == "sglang":
+        _refuse(given & OF_ENGINE, "engine")
+        asked = {name: context.params[name] for name in given - {"target", "output", "as_json"}}
+        sglang.ablate({**asked, "output": output}, as_json)
         return
     _refuse(given & OF_SGLANG, "sglang")
     lengths: dict[str, Any] = {"isl": isl, "osl": osl, "steps": steps, "sample": sample, "seed": seed, "design": design}
@@ -177,25 +193,10 @@ def ablate(
         print_json(found) if as_json else print_parts(render(found))
 
 
-def _ablate_sglang(target: str, given: set[str], asked: dict[str, Any], as_json: bool) -> None:
-    from ling_prof.render.ablation import render
-
+def _checked(target: str) -> str:
     if target not in TARGETS:
         raise UserError(f"--target takes one of {', '.join(TARGETS)}.")
-    _refuse(given & OF_ENGINE, "engine")
-    if asked["passes"] is None:
-        raise UserError("--target sglang needs --passes A,B; ling-prof passes --target sglang lists them.")
-    from optim.sglang import ablate as sglang
-    from optim.sglang.plan import Plan
-
-    plan = Plan(**{name: value for name, value in asked.items() if value is not None and name in given | {"passes"}})
-    began = time.monotonic()
-    say = partial(print, file=sys.stderr, flush=True)
-    found = sglang.measured(plan, lambda line: say(f"{time.monotonic() - began:6.0f} s  {line}"))
-    try:
-        sglang.save(found, plan)
-    finally:  # a long run is never lost to a full disk
-        print_json(found) if as_json else print_parts(render(found))
+    return target
 
 
 def _refuse(given: set[str], target: str) -> None:
@@ -235,8 +236,8 @@ def passes(
     as_json: AsJson = False,
 ) -> None:
     """The optimizations: what each removes and, given a recording, the sites it would change."""
-    if target != TARGETS[0]:
-        _passes_sglang(target, trace, as_json)
+    if _checked(target) == "sglang":
+        sglang.passes(trace, as_json)
         return
     from optim.base import found
 
@@ -247,24 +248,6 @@ def passes(
     from optim.show import passes as show
 
     print_parts(*show(rows))
-
-
-def _passes_sglang(target: str, trace: Path | None, as_json: bool) -> None:
-    from optim.sglang.registry import rows as found
-
-    if target not in TARGETS:
-        raise UserError(f"--target takes one of {', '.join(TARGETS)}.")
-    if trace is not None:
-        raise UserError(
-            "--target sglang takes no recording; ling-prof passes TRACE says what the engine's would change."
-        )
-    rows = found()
-    if as_json:
-        print_json({"schema": "ling-prof.sglang-passes/1", "passes": rows})
-        return
-    from optim.show import switches
-
-    print_parts(*switches(rows))
 
 
 def calibrate(

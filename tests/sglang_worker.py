@@ -61,15 +61,17 @@ def trace(folder: str, isl: int, steps: int) -> dict:
 if FAKE.get("void") in ON:
     sys.exit(f"noise\nling-prof: SGLang cannot switch {FAKE['void']}.\nnoise")
 prove()
-python = {"python": "3.12", "torch": "2.11", "cuda": "13.0"}
 say(
     {
-        "gpu": "NVIDIA H200",
+        "hardware": ["NVIDIA H200"],
         "driver": "580",
         "clocks": {"sm_mhz": 1980.0, "mem_mhz": 3201.0},
-        "packages": {"sglang": "0.5.19", "sglang-kernel": "0.4.5", "flashinfer-python": None, "triton": "3.6"},
+        "python": "3.12",
+        "torch": "2.11",
+        "cuda": "13.0",
+        "triton": "3.6",
         "server": {},
-        **python,
+        "versions": {"sglang": "0.5.19", "sglang-kernel": "0.4.5", "flashinfer-python": None},
     }
 )
 for line in sys.stdin:

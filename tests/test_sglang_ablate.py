@@ -45,7 +45,7 @@ def fake(monkeypatch):
 @pytest.fixture
 def asked(tmp_path):
     def made(passes="moe_align_pairs,bf16_gate,pdl", **how):
-        usual = {"isl": 16, "osl": 32, "rounds": 3, "alive": 0, "traces": False, "output": tmp_path / "a"}
+        usual = {"isl": 16, "osl": 32, "sample": 3, "alive": 0, "traces": False, "output": tmp_path / "a"}
         return Plan(model="ling-3.0-tiny", passes=passes, **usual | how)
 
     return made
@@ -130,7 +130,7 @@ def test_a_server_that_does_not_start_costs_only_its_own(fake, asked):
 
 def test_a_server_that_dies_is_said_and_can_be_gone_on_with(fake, asked):
     fake(dies="pdl")
-    options = asked("bf16_gate,pdl", rounds=2)
+    options = asked("bf16_gate,pdl", sample=2)
     said = []
     found = ablate.measured(options, said.append)
     assert of(found["attribution"], "pdl")["gain_us"] is None
@@ -146,7 +146,7 @@ def test_what_is_kept_is_reported_where_sglang_is_missing(fake, asked, monkeypat
     found = ablate.measured(asked())
     monkeypatch.setattr(ablate, "find_spec", lambda _: None)
     assert ablate.measured(asked()) == found
-    again = ablate.measured(asked(rounds=2))
+    again = ablate.measured(asked(sample=2))
     assert again["windows"] == 2
     with pytest.raises(UserError, match="sglang is not installed here"):
         ablate.measured(asked(output=asked().folder.parent / "b"))
@@ -155,7 +155,7 @@ def test_what_is_kept_is_reported_where_sglang_is_missing(fake, asked, monkeypat
 def test_servers_one_at_a_time_started_anew(fake, asked):
     fake()
     said = []
-    found = ablate.measured(asked("pdl", alive=1, starts=2, rounds=4), said.append)
+    found = ablate.measured(asked("pdl", alive=1, starts=2, sample=4), said.append)
     assert found["windows"] == 4
     assert of(found["attribution"], "pdl")["gain_us"] == 100.0
     assert sorted(line for line in said if "ready" in line) == ["none is ready"] * 2 + ["pdl is ready"] * 2
@@ -193,7 +193,7 @@ def test_flash_drafts_with_pinned_acceptance(tmp_path):
 def test_options_are_checked(asked):
     for how, match in (
         ({"passes": "pld"}, "no pass pld of SGLang; there are bf16_gate"),
-        ({"rounds": 1}, "--sample takes"),
+        ({"sample": 1}, "--sample takes"),
         ({"design": "all"}, "--design takes one of"),
         ({"osl": 1}, "--osl takes"),
     ):

@@ -7,7 +7,8 @@ from rich.text import Text
 
 from ling_prof.diff_report import Change, ClassChange, Diff, Edit, Kernel, Op, Side, Work
 from ling_prof.render.bench import notes
-from ling_prof.render.text import FIXES, table_of
+from ling_prof.render.tables import FIXES
+from ling_prof.render.text import table_of
 from ling_prof.roles import LABELS, short_name
 from ling_prof.timeline import CLASSES
 from ling_prof.units import one_line, show_time

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ling_prof.intervals import distinct
+from ling_prof.intervals import distinct, lanes
 from ling_prof.ops import Ops
 from ling_prof.plain_file import write_bytes
 from ling_prof.roles import ROLES
@@ -77,11 +77,8 @@ def tracks(ops: Ops) -> np.ndarray:
     """The track of every op: its stream's first lane that is free when it starts."""
     track = np.zeros(len(ops), np.int64)
     for number, stream in enumerate(distinct(ops.stream)):
-        free: list[int] = []  # when each lane is
-        for i in np.flatnonzero(ops.stream == stream).tolist():
-            lane = next((lane for lane, end in enumerate(free) if end <= ops.start[i]), len(free))
-            free[lane:] = [int(ops.end[i]), *free[lane + 1 :]]
-            track[i] = STREAMS + number * LANES + min(lane, LANES - 1)
+        on = np.flatnonzero(ops.stream == stream)
+        track[on] = STREAMS + number * LANES + np.minimum(lanes(ops.start[on], ops.end[on]), LANES - 1)
     return track
 
 

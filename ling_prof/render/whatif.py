@@ -6,7 +6,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from ling_prof.render.text import alone, pairs, table_of
+from ling_prof.render.tables import alone
+from ling_prof.render.text import pairs, shown, table_of
 from ling_prof.units import one_line, show_time
 
 
@@ -24,7 +25,7 @@ def render(found: dict[str, Any], top: int) -> list[RenderableType]:
         return [*lines, *_path(found)]
     together = Text(f"\n{', '.join(found['edits'])}: {_from_to(found)}, saves {saved} ({band})", style="bold")
     if "alone" in found:
-        return [*lines, *alone(found["alone"], top), together, *_path(found)]
+        return [*lines, *shown(alone(found["alone"], top)), together, *_path(found)]
     return [*lines, together, *_sites(found["sites"], top)]
 
 

@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +14,7 @@ from ling_prof import ablation_report
 from ling_prof.ablation_report import SCHEMA, Ablation
 from ling_prof.errors import UserError
 from ling_prof.lock import Lock, decoding
+from ling_prof.server_info import lock_of
 from optim import designs
 from optim.designs import Player, label
 from optim.options import check_folder, make_folder
@@ -30,7 +30,6 @@ UNPREDICTED = dict.fromkeys(("predicted_us", "predicted_low", "predicted_high"))
 NO_GAIN = dict.fromkeys(("gain_us", "gain_pct", "low", "high", "error_us"))
 NOT_JUDGED = dict.fromkeys(("first_difference", "top1_agreement", "kl_mean", "kl_max", "positions"))
 TIMES = ("tpot_ms", "low", "high")
-PACKAGES = ("sglang", "sglang-kernel", "flashinfer-python")
 
 
 def measured(plan: Plan, say: Say = lambda _: None) -> Ablation:
@@ -103,7 +102,7 @@ class _Report:
     def visits(self) -> dict[tuple[int, str], dict[str, float]]:
         """By round and name of a visit."""
         names = [*map(labelled, self.combinations), AGAIN, ALL_AGAIN]
-        pairs = [(number, name) for number in range(self.plan.rounds) for name in names]
+        pairs = [(number, name) for number in range(self.plan.sample) for name in names]
         return {pair: kept for pair in pairs if (kept := self.store.get("visit", "{}/{}".format(*pair))) is not None}
 
     @cached_property
@@ -120,7 +119,7 @@ class _Report:
     def rounds(self) -> list[int]:
         """Those in which every combination that may show its speed was measured, and the baseline's pair."""
         needed = [labelled(one) for i, one in enumerate(self.combinations) if i not in self.failed] + [AGAIN]
-        whole = (number for number in range(self.plan.rounds) if all((number, name) in self.visits for name in needed))
+        whole = (number for number in range(self.plan.sample) if all((number, name) in self.visits for name in needed))
         return [] if 0 in self.failed else list(whole)
 
     @cached_property
@@ -144,7 +143,7 @@ class _Report:
 
     def _verdict(self, one: Player) -> tuple[bool, str]:
         texts = self.store.get("text", labelled(one))
-        if texts is None or not any((number, labelled(one)) in self.visits for number in range(self.plan.rounds)):
+        if texts is None or not any((number, labelled(one)) in self.visits for number in range(self.plan.sample)):
             return False, self.store.get("void", labelled(one)) or "it was not measured"
         if faults := [fault for one in self.store.get("proof", labelled(one)) for fault in proof.faults(one)]:
             return False, faults[0]
@@ -209,32 +208,30 @@ class _Report:
         return None
 
     def _lock(self, begun: dict[str, Any]) -> Lock:
-        return Lock(
-            hardware=(begun["gpu"] or "unknown",),
-            driver=begun["driver"] or None,
-            cuda=begun["cuda"],
-            torch=begun["torch"],
-            triton=begun["packages"]["triton"],
-            python=begun["python"],
-            model=self.plan.model if self.plan.is_bundled else Path(self.plan.model).name,
-            weights=f"random, seed {self.plan.seed}" if self.plan.is_bundled else "checkpoint",
+        """Of the first server that was ready; the weights of a checkpoint are told by its folder only."""
+        bundled = (
+            {"model": self.plan.model, "weights": f"random, seed {self.plan.seed}"} if self.plan.is_bundled else {}
+        )
+        return lock_of(
+            {**begun["server"], "version": begun["versions"]["sglang"]},
+            **bundled,
+            **{name: begun[name] for name in ("driver", "cuda", "torch", "triton", "python")},
+            hardware=tuple(begun["hardware"] or ()),
             dtype="bf16",
             isl=self.plan.isl,
             osl=self.plan.osl,
             decoding=decoding(),
-            target="sglang",
-            passes=(),
             ling_prof=ling_prof.__version__,
         )
 
     def _notes(self, begun: dict[str, Any]) -> Iterator[str]:
-        versions = ", ".join(f"{name} {begun['packages'].get(name) or 'unknown'}" for name in PACKAGES)
+        versions = ", ".join(f"{name} {version or 'unknown'}" for name, version in begun["versions"].items())
         yield f"{versions}; CUDA graph of one request, prompts without, no radix cache, Triton attention"
         yield f"gate: {TOKENS} greedy tokens, and again after {SAMPLED} sampled ones, on one prompt"
         if configs.environment(self.plan.model):
             yield f"accept length pinned to {configs.ACCEPT_LENGTH}: speed only, the text means nothing"
-        if len(self.rounds) < self.plan.rounds:
-            yield f"{len(self.rounds)} of {self.plan.rounds} rounds are complete, which count"
+        if len(self.rounds) < self.plan.sample:
+            yield f"{len(self.rounds)} of {self.plan.sample} rounds are complete, which count"
         if self.plan.alive == 1:
             yield "one server alive at a time: what drifts between starts is not shared, and pairs are of one start"
 

@@ -20,9 +20,9 @@ TOKENS, SAMPLED = 256, 32  # greedy ones that are compared, and those of the sam
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """An ablation of `passes`, 'a,b+c', each measured over `rounds` requests of `isl` prompt and `osl` new tokens.
+    """An ablation of `passes`, 'a,b+c', each measured over `sample` requests of `isl` prompt and `osl` new tokens.
 
-    alive: servers at the same time, 0 for all; starts: how often each is started, with a share of the rounds each.
+    alive: servers at the same time, 0 for all; starts: how often each is started, with a share of the requests each.
     minutes: nothing more is begun after them. Raises UserError for values that cannot be.
     """
 
@@ -31,7 +31,7 @@ class Plan:
     design: str = "ladder"
     isl: int = 8192
     osl: int = 1024
-    rounds: int = 8
+    sample: int = 8
     alive: int = 1
     starts: int = 1
     seed: int = 0
@@ -45,7 +45,7 @@ class Plan:
         _need(self.isl >= 1, "--isl", "a number of tokens, 1 or more")
         _need(self.osl >= 2, "--osl", "a number of tokens, 2 or more: the first one is not decoded")
         _need(self.starts >= 1, "--starts", "a number, 1 or more")
-        _need(self.rounds >= 2 * self.starts, "--sample", "a number of requests, 2 or more for each of --starts")
+        _need(self.sample >= 2 * self.starts, "--sample", "a number of requests, 2 or more for each of --starts")
         _need(self.alive >= 0, "--alive", "a number of servers, 0 for all")
         _need(self.seed >= 0, "--seed", "a whole number, 0 or more")
         _need(self.minutes is None or self.minutes > 0, "--minutes", "a number above 0")
@@ -93,7 +93,7 @@ class Plan:
     @property
     def command(self) -> str:
         """The command line that makes this ablation again."""
-        numbers: dict[str, Any] = {"--isl": self.isl, "--osl": self.osl, "--sample": self.rounds, "--seed": self.seed}
+        numbers: dict[str, Any] = {"--isl": self.isl, "--osl": self.osl, "--sample": self.sample, "--seed": self.seed}
         more = {"--design": self.design, **numbers, "--alive": self.alive, "--starts": self.starts}
         words = ["ling-prof", "ablate", "--target", "sglang", "--model", self.model, "--passes", self.passes]
         return shlex.join([*words, *(str(word) for pair in more.items() for word in pair)])

@@ -71,7 +71,7 @@ class Rounds:
 
     def _numbers(self, start: int) -> range:
         """The rounds of a start."""
-        share = self.plan.rounds // self.plan.starts
+        share = self.plan.sample // self.plan.starts
         return range(start * share, (start + 1) * share)
 
     def _visits(self, combination: Player) -> list[str]:

@@ -7,9 +7,7 @@ says what runs. What SGLang prints goes to stderr.
 
 import json
 import os
-import platform
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +16,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from ling_prof.errors import UserError
+from optim.sglang import machine
 
 VOCABULARY = 1000, 100_000  # ids of a prompt
-PACKAGES = ("sglang", "sglang-kernel", "flashinfer-python", "torch", "triton")
-SMI = ("nvidia-smi", "--format=csv,noheader,nounits", "--query-gpu=name,driver_version,clocks.sm,clocks.mem")
+PACKAGES = ("sglang", "sglang-kernel", "flashinfer-python")
 ARGUMENTS: dict[str, Any] = {  # of every configuration: one request at a time, and a quick start
     "load_format": "dummy",
     "skip_tokenizer_init": True,
@@ -82,13 +80,12 @@ class Session:
 
     def facts(self) -> dict[str, Any]:
         """What runs: versions, GPU, clocks in MHz, the server's arguments."""
-        name, driver, sm, mem = _smi()
-        packages = {name: _version(name) for name in PACKAGES}
-        clocks = {"sm_mhz": _number(sm), "mem_mhz": _number(mem)}
         record = self.engine.server_args
         server = record.resolved_dict() if hasattr(record, "resolved_dict") else vars(record)
         server = {key: value for key, value in server.items() if _is_plain(value)}
-        return {"gpu": name, "driver": driver, "clocks": clocks, "packages": packages, "server": server, **_python()}
+        versions = {name: _version(name) for name in PACKAGES}
+        here = {"hardware": None, "driver": None, **machine.gpus({}), **machine.packages()}
+        return {**here, "clocks": machine.clocks(), "versions": versions, "server": server}
 
 
 COMMANDS = ("generate", "trace", "proof", "facts")
@@ -110,27 +107,6 @@ def _awaited(folder: Path, before: set[Path], seconds: float = 120) -> Path:
         size = new[0].stat().st_size if new else -1
         time.sleep(1)
     raise UserError(f"{folder}: SGLang left no recording within {seconds:.0f} s.")
-
-
-def _python() -> dict[str, Any]:
-    import torch
-
-    return {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
-
-
-def _smi() -> list[str]:
-    """name, driver and clocks of the first GPU; empty where nvidia-smi does not answer."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-    try:
-        done = subprocess.run([*SMI, f"--id={chosen}"], capture_output=True, text=True)
-    except OSError:
-        return [""] * 4
-    found = [value.strip() for value in done.stdout.splitlines()[0].split(",")] if done.returncode == 0 else []
-    return found if len(found) == 4 else [""] * 4
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text.replace(".", "", 1).isdigit() else None
 
 
 def _version(package: str) -> str | None:
