@@ -2,7 +2,7 @@
 
 FAKE in the environment is JSON: base (ns a token), gains (by pass), trace (a recording), and passes that, when on, stop
 the start (void), change a token (changes), do so after a sampled request (leaks), or end the process at the first
-measured request (dies); lies is one whose proof is wrong.
+measured request (dies); lies is one whose proof is wrong; with never, the server without passes does not start.
 """
 
 import json
@@ -60,6 +60,8 @@ def trace(folder: str, isl: int, steps: int) -> dict:
 
 if FAKE.get("void") in ON:
     sys.exit(f"noise\nling-prof: SGLang cannot switch {FAKE['void']}.\nnoise")
+if FAKE.get("never") and not ON:
+    sys.exit("ling-prof: never")
 prove()
 say(
     {

@@ -101,7 +101,13 @@ def test_an_exact_pass_that_changes_a_token_shows_no_speed(fake, asked):
     fake(changes="pdl")
     pdl = of(ablate.measured(asked("pdl"))["attribution"], "pdl")
     assert pdl["gain_us"] is None
-    assert pdl["gate"] == "token 3 is -1, 21 without the exact passes"
+    assert pdl["gate"] == "token 3 is -1, with none alone 21"
+
+
+def test_an_exact_pass_beside_rounding_ones_keeps_their_tokens(fake, asked):
+    fake(changes="pdl")
+    pdl = of(ablate.measured(asked("bf16_gate,moe_align_pairs,pdl"))["attribution"], "pdl")
+    assert pdl["gate"] == "token 3 is -1, with bf16_gate alone 21"
 
 
 def test_a_request_that_leaks_into_the_next_shows_no_speed(fake, asked):
@@ -126,6 +132,14 @@ def test_a_server_that_does_not_start_costs_only_its_own(fake, asked):
     assert pdl["gain_us"] is None
     assert "SGLang did not start: ling-prof: SGLang cannot switch pdl" in pdl["gate"]
     assert of(found["attribution"], "bf16_gate")["gain_us"] == 30.0
+
+
+def test_without_a_baseline_nothing_is_said(fake, asked):
+    fake(never=True)
+    with pytest.raises(
+        UserError, match=r"no round is complete \(none: SGLang did not start: ling-prof: never; its log is"
+    ):
+        ablate.measured(asked("bf16_gate"))
 
 
 def test_a_server_that_dies_is_said_and_can_be_gone_on_with(fake, asked):

@@ -131,4 +131,4 @@ class Worker:
         ours = [line for line in lines if line.startswith("ling-prof: ")]
         errors = [line for line in lines if "Error" in line]
         said = one_line((ours or errors or lines or ["it said nothing"])[-1])
-        return UserError(f"{self.label}: SGLang {what}: {said[:SHOWN].rstrip('.')}; its log is {self.log}.")
+        return UserError(f"{self.label}: SGLang {what}: {said[:SHOWN].rstrip('.')}; its log is {self.log.name}.")
