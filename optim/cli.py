@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ling_prof.bench_report import Bench
 
 NEEDED = ("safetensors", "torch", "triton")
+TARGETS = ("engine", "sglang")
+OF_ENGINE, OF_SGLANG = {"steps", "dtype", "device", "eager"}, {"alive", "starts", "minutes"}
 TABLE = Path(__file__).parent / "kernels/tiles.json"
 INSTALL = 'pip install "ling-prof[gpu]"'
 
@@ -87,10 +89,13 @@ def bench(
 
 def _no_options(context: typer.Context) -> None:
     """`bench --runs 3 compare A B` must not drop --runs in silence."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise UserError(f"bench {context.invoked_subcommand} takes its options after its name, and none of bench.")
+    if any(_is_given(context, name) for name in context.params):
+        raise UserError(f"bench {context.invoked_subcommand} takes its options after its name, and none of bench.")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _measure(options: BenchOptions, as_json: bool, output: Path | None) -> None:
@@ -136,15 +141,23 @@ def compare(
 
 
 def ablate(
+    context: typer.Context,
     model: Model,
+    target: Annotated[str, typer.Option(help=f"What decodes: {' or '.join(TARGETS)}.")] = TARGETS[0],
     passes: Players = None,
     design: Annotated[str, typer.Option(help=f"{', '.join(DESIGNS[:-1])} or {DESIGNS[-1]}.")] = DESIGNS[0],
     isl: Isl = 8192,
     osl: Annotated[int, typer.Option(help="Tokens to measure, in whole windows.")] = 1024,
     steps: Annotated[int, typer.Option(help="Tokens of a window.")] = 64,
     sample: Annotated[
-        int | None, typer.Option(metavar="N", help="Measure N of the windows, spread evenly; default: all.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Measure N of the windows, spread evenly; default: all. SGLang: N requests (8)."
+        ),
     ] = None,
+    alive: Annotated[int, typer.Option(metavar="N", help="SGLang: servers at the same time, 0 for all.")] = 1,
+    starts: Annotated[int, typer.Option(metavar="N", help="SGLang: how often each server is started.")] = 1,
+    minutes: Annotated[float | None, typer.Option(help="SGLang: begin nothing more after so many.")] = None,
     seed: Seed = 0,
     dtype: Dtype = "bf16",
     device: Device = None,
@@ -157,6 +170,13 @@ def ablate(
     as_json: AsJson = False,
 ) -> None:
     """Measures what each optimization is worth: gated, interleaved, and attributed by a design."""
+    given = {name for name in context.params if _is_given(context, name)}
+    if _checked(target) == "sglang":
+        _refuse(given & OF_ENGINE, "engine")
+        asked = {name: context.params[name] for name in given - {"target", "output", "as_json"}}
+        sglang.ablate({**asked, "output": output}, as_json)
+        return
+    _refuse(given & OF_SGLANG, "sglang")
     lengths: dict[str, Any] = {"isl": isl, "osl": osl, "steps": steps, "sample": sample, "seed": seed, "design": design}
     chosen: dict[str, Any] = {"dtype": dtype, "device": device, "eager": eager, "passes": passes}
     options = AblateOptions(model=model, **lengths, **chosen, traces=traces, output=output)
@@ -171,6 +191,17 @@ def ablate(
         engine.save(found, options)
     finally:  # a long run is never lost to a full disk
         print_json(found) if as_json else print_parts(render(found))
+
+
+def _checked(target: str) -> str:
+    if target not in TARGETS:
+        raise UserError(f"--target takes one of {', '.join(TARGETS)}.")
+    return target
+
+
+def _refuse(given: set[str], target: str) -> None:
+    if given:
+        raise UserError(f"--{sorted(given)[0].replace('_', '-')} is for --target {target} only.")
 
 
 def trace(
@@ -201,9 +232,13 @@ def passes(
     trace: Annotated[
         Path | None, typer.Argument(metavar="[TRACE]", help="A recording: shows what each would change.")
     ] = None,
+    target: Annotated[str, typer.Option(help=f"Whose: {' or '.join(TARGETS)}.")] = TARGETS[0],
     as_json: AsJson = False,
 ) -> None:
     """The optimizations: what each removes and, given a recording, the sites it would change."""
+    if _checked(target) == "sglang":
+        sglang.passes(trace, as_json)
+        return
     from optim.base import found
 
     rows = found(None if trace is None else load_trace(trace))

@@ -1,12 +1,18 @@
-"""The commands `bench sglang` and `record sglang`. Nothing heavy is imported before they run."""
+"""The commands `bench sglang` and `record sglang`, and what `ablate` and `passes` do with --target sglang.
+
+Nothing heavy is imported before they run.
+"""
 
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ling_prof.cli import AsJson, LayersFrom, Top, answer, report_on, view_options
+from ling_prof.cli import AsJson, LayersFrom, Top, answer, print_json, print_parts, report_on, view_options
+from ling_prof.errors import UserError
 from ling_prof.units import one_line
 
 Url = Annotated[str | None, typer.Option(metavar="URL", help="A server that runs, such as http://127.0.0.1:30000.")]
@@ -87,3 +93,33 @@ def record(
     tpot = None if found.tpot_ms is None else f"{found.tpot_ms:.6f}ms"
     seen = view_options(tpot, accept_length=found.accept_length)
     answer("report", report_on(found.files[0], seen, layers_from=layers_from or found.layers_from), top, as_json)
+
+
+def ablate(asked: dict[str, Any], as_json: bool) -> None:
+    """An ablation of SGLang as a plan.Plan of these values; every step is told on stderr."""
+    from ling_prof.render.ablation import render
+    from optim.sglang import ablate as ablation
+    from optim.sglang.plan import Plan
+
+    if "passes" not in asked:
+        raise UserError("--target sglang needs --passes A,B; ling-prof passes --target sglang lists them.")
+    plan, began, say = Plan(**asked), time.monotonic(), partial(print, file=sys.stderr, flush=True)
+    found = ablation.measured(plan, lambda line: say(f"{time.monotonic() - began:6.0f} s  {line}"))
+    try:
+        ablation.save(found, plan)
+    finally:  # a long run is never lost to a full disk
+        print_json(found) if as_json else print_parts(render(found))
+
+
+def passes(trace: Path | None, as_json: bool) -> None:
+    """What a SGLang server can be switched by."""
+    from optim.sglang.registry import rows
+    from optim.show import switches
+
+    if trace is not None:
+        says = "ling-prof passes TRACE tells what the engine's would change"
+        raise UserError(f"--target sglang takes no recording; {says}.")
+    if as_json:
+        print_json({"schema": "ling-prof.sglang-passes/1", "passes": rows()})
+    else:
+        print_parts(*switches(rows()))
