@@ -45,11 +45,11 @@ def test_the_committed_predictions_are_what_the_command_says(ablation, scored):
     assert table(scored) in PAGE.read_text()
 
 
-def test_they_hold_what_the_project_asks_of_them(scored):
+def test_they_hold_what_the_project_asks_of_them(ablation, scored):
     """Median error at most 15 % of the gain or 2 % of the step, whichever is larger; 80 % inside their bands."""
     count = len(scored["rows"])
     assert count == 16
-    assert scored["median_error_us"] <= 0.02 * 2727.7
+    assert scored["median_error_us"] <= 0.02e3 * ablation["baseline"]["tpot_ms"]
     assert scored["small"] >= count / 2
     assert scored["inside"] >= 0.8 * count
     assert scored["median_error_us"] < 0.5 * scored["zero_error_us"]  # of one who predicts nothing
@@ -78,7 +78,7 @@ def test_without_gains_there_is_nothing_to_score(ablation):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("traces/ladder/16-seam_fuse.json.gz", "its step takes 0.973 ms, less than the 2.728 ms without a profiler"),
+        ("traces/ladder/16-seam_fuse.json.gz", r"its step takes 0.9\d+ ms, less than the 2.7\d+ ms without a profiler"),
         ("traces/h200_qwen3_graph_nodes.sqlite.gz", ""),
     ],
 )
@@ -116,7 +116,9 @@ def test_a_page_without_marks_is_refused_before_anything_is_written(tmp_path, te
 def test_the_terminal_shows_both_and_what_is_no_ablation_is_refused(scored):
     page = io.StringIO()
     Console(file=page, width=160).print(*show.score(scored))
-    assert re.search(r"splitk_gemv +ladder +777\.9 us +7\d\d\.\d us .* yes", page.getvalue())
+    row = next(row for row in scored["rows"] if row["pass"] == "splitk_gemv")
+    shown = " +".join([r"splitk_gemv +ladder", *(f"{row[key]:.1f} us" for key in ("measured_us", "predicted_us"))])
+    assert re.search(f"{shown} .* yes", page.getvalue())
     assert re.search(r"swiglu_epilogue .* NO", page.getvalue())
     assert "not ling-prof.ablation/1" in refused("score", str(ROOT / "traces/manifest.json"), str(TRACE))
     assert "README.md" in refused("score", str(RESULT), str(ROOT / "README.md"))
