@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint golden clean
+.PHONY: demo test lint golden docs notebooks clean
 
 demo: $(VENV)/installed ## report on a bundled H200 recording
 	$(BIN)/ling-prof demo
@@ -18,6 +18,12 @@ lint: $(VENV)/installed-dev
 golden: $(VENV)/installed-dev ## rewrite the golden files and generated docs; read the diff
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m pytest --update-golden
+
+docs: $(VENV)/installed-dev ## the pages as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+notebooks: $(VENV)/installed-dev ## run the notebooks anew, figures as PNG; needs Chromium
+	$(BIN)/python notebooks/execute.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ling-prof needs python3 >= 3.11: make PYTHON=python3.12 demo"; exit 2; }

@@ -19,7 +19,7 @@ from playwright.sync_api import Page
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from browser import PATIENCE, app, browser, chromium, settled  # noqa: E402
+from browser import PATIENCE, app, chromium, opened, settled  # noqa: E402
 
 IMAGES = ROOT / "docs/images"
 WIDTH, MOST = 1280, 200_000
@@ -100,19 +100,13 @@ def main() -> None:
     if not chromium():
         raise SystemExit("no Chromium is on PATH: install one, such as Debian's chromium package")
     IMAGES.mkdir(exist_ok=True)
-    wanted = sys.argv[1:] or [*PICTURES, "report"]
-    with app() as address, browser() as opened:
+    with app() as address:
         for theme, ending in (("light", ""), ("dark", "-dark")):
-            for name in wanted:
-                page = opened.new_page(color_scheme=theme)
-                page.set_default_timeout(1000 * PATIENCE)
-                if name == "report":
-                    save(name + ending, report(page))
-                else:
-                    page.goto(address)
+            for name in sys.argv[1:] or [*PICTURES, "report"]:
+                with opened(address, color_scheme=theme) as (page, _):
+                    page.set_default_timeout(1000 * PATIENCE)
                     settled(page)
-                    save(name + ending, take(page, PICTURES[name]))
-                page.close()
+                    save(name + ending, take(page, PICTURES[name]) if name in PICTURES else report(page))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 import numpy as np
 from msgspec import Meta
@@ -12,8 +12,6 @@ from ling_prof.errors import UserError
 
 SCHEMA = "ling-prof.bench/1"
 REMEDY = "measure again with ling-prof bench --output FILE"
-COMPARISON = "ling-prof.bench-compare/1"
-ENOUGH = 5  # runs a side, before a difference is called one
 
 Positive = Annotated[float, Meta(gt=1e-12, lt=1e12)]
 Bytes = Annotated[float, Meta(ge=0, lt=1e18)]
@@ -21,12 +19,17 @@ AllBytes = Annotated[float, Meta(gt=0, lt=1e18)]
 
 
 class Run(TypedDict):
-    """One request: time to the first token, (end to end - ttft) / (tokens - 1), the time of each decode step."""
+    """One request: time to the first token, (end to end - ttft) / (tokens - 1), the time of each decode step.
+
+    Of a server: the tokens that came with each step, and the mean of what a verify step committed.
+    """
 
     ttft_ms: Positive
     tpot_ms: Positive
     step_ms: Annotated[list[Positive], Meta(min_length=1)]
     tokens: Annotated[int, Meta(ge=2)]
+    step_tokens: NotRequired[list[Annotated[int, Meta(ge=1)]]]
+    accept_length: NotRequired[Positive]
 
 
 class Range(TypedDict):
@@ -44,11 +47,24 @@ class Tpot(Range):
     p99: Positive
 
 
+class Itl(TypedDict):
+    """Time between tokens, over all tokens of all runs but the first of each: those of one step share its time."""
+
+    mean: Positive
+    median: Positive
+    p99: Positive
+
+
 class Summary(TypedDict):
+    """output_tokens_per_s: over whole requests, prompts included; it and what follows where the runs have it."""
+
     ttft_ms: Range
     tpot_ms: Tpot
     tokens_per_s: Positive
     runs: Annotated[int, Meta(ge=1)]
+    itl_ms: NotRequired[Itl]
+    output_tokens_per_s: NotRequired[Positive]
+    accept_length: NotRequired[Range]
 
 
 class Part(TypedDict):
@@ -75,7 +91,10 @@ class Floor(TypedDict):
 
 
 class Bench(TypedDict):
-    """lock: `ling_prof.lock.Lock` as a dict; clocks: {'sm_mhz', 'mem_mhz'} when measured; date: ISO 8601."""
+    """lock: `ling_prof.lock.Lock` as a dict; clocks: {'sm_mhz', 'mem_mhz'} when measured; date: ISO 8601.
+
+    floor: of the bundled engine, whose bytes are known.
+    """
 
     schema: str
     command: str
@@ -84,7 +103,7 @@ class Bench(TypedDict):
     clocks: dict[str, float | None]
     runs: Annotated[list[Run], Meta(min_length=1)]
     summary: Summary
-    floor: Floor
+    floor: NotRequired[Floor]
     notes: list[str]
 
 
@@ -93,16 +112,32 @@ def summarize(runs: list[Run]) -> Summary:
     if not runs:
         raise UserError("no run to summarize; take at least one.")
     steps = np.concatenate([run["step_ms"] for run in runs])
-    tpot = _range([run["tpot_ms"] for run in runs])
-    return {
-        "ttft_ms": _range([run["ttft_ms"] for run in runs]),
+    tpot = range_of([run["tpot_ms"] for run in runs])
+    summary: Summary = {
+        "ttft_ms": range_of([run["ttft_ms"] for run in runs]),
         "tpot_ms": {**tpot, "median": float(np.median(steps)), "p99": float(np.quantile(steps, 0.99))},
         "tokens_per_s": 1e3 / tpot["mean"],
         "runs": len(runs),
     }
+    if all("step_tokens" in run for run in runs):
+        summary["itl_ms"] = _itl(steps, np.concatenate([run["step_tokens"] for run in runs]))
+        took = math.fsum(run["ttft_ms"] for run in runs) + math.fsum(steps)
+        summary["output_tokens_per_s"] = 1e3 * sum(run["tokens"] for run in runs) / took
+    if all("accept_length" in run for run in runs):
+        summary["accept_length"] = range_of([run["accept_length"] for run in runs])
+    return summary
 
 
-def _range(values: list[float]) -> Range:
+def _itl(steps: np.ndarray, tokens: np.ndarray) -> Itl:
+    times = np.repeat(steps / tokens, tokens)
+    return {
+        "mean": float(times.mean()),
+        "median": float(np.median(times)),
+        "p99": float(np.quantile(times, 0.99)),
+    }
+
+
+def range_of(values: list[float]) -> Range:
     return {"mean": math.fsum(values) / len(values), "low": min(values), "high": max(values)}
 
 
@@ -110,7 +145,8 @@ def load(path: Path) -> Bench:
     """The benchmark in a file. Raises UserError for what cannot be read, is no JSON, or has another schema or shape."""
     bench = cast(Bench, plain_file.read(path, SCHEMA, Bench, REMEDY))
     lock.from_dict(bench["lock"], path)
-    _check_floor(bench["floor"], path)
+    if "floor" in bench:
+        _check_floor(bench["floor"], path)
     _check_summary(bench, path)
     return bench
 
@@ -124,59 +160,18 @@ def _check_floor(floor: Floor, path: Path) -> None:
 
 def _check_summary(data: Bench, path: Path) -> None:
     """What is compared must be what was measured."""
+    if any(len(run.get("step_tokens", run["step_ms"])) != len(run["step_ms"]) for run in data["runs"]):
+        raise UserError(f"{path}: a run has not as many step_tokens as step_ms; {REMEDY}.")
     if not _close(data["summary"], summarize(data["runs"])):
         raise UserError(f"{path}: its summary is not that of its runs; {REMEDY}.")
 
 
 def _close(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
-        return all(_close(a[key], b[key]) for key in b)
+        return all(key in a and _close(a[key], b[key]) for key in b)
     return math.isclose(a, b, rel_tol=1e-6)
 
 
 def save(bench: Bench, path: Path) -> None:
     """Writes the whole file or none of it. Raises UserError where that fails."""
     plain_file.write(bench, path)
-
-
-def compare(a: Bench, b: Bench, force: bool = False, names: tuple[str, str] = ("A", "B")) -> dict[str, Any]:
-    """How the mean TPOT of `b` stands to that of `a`, as `ling-prof.bench-compare/1`: change is b - a, ratio b / a.
-
-    Raises UserError when the locks differ; with `force` their differences are warnings. A difference is shown only
-    where both have `ENOUGH` runs and the ranges of these do not overlap.
-    """
-    locks = lock.from_dict(a["lock"], names[0]), lock.from_dict(b["lock"], names[1])
-    warnings = lock.require_alike(*locks, force, names)
-    old, new = a["summary"]["tpot_ms"], b["summary"]["tpot_ms"]
-    return {
-        "schema": COMPARISON,
-        "a": _side(a, names[0]),
-        "b": _side(b, names[1]),
-        "ratio": new["mean"] / old["mean"],
-        "change_us": 1e3 * (new["mean"] - old["mean"]),
-        "change_pct": 100 * (new["mean"] / old["mean"] - 1),
-        **_judge(a["summary"], b["summary"]),
-        "warnings": warnings,
-    }
-
-
-def _side(bench: Bench, name: str) -> dict[str, Any]:
-    """What a comparison says of one of its two benchmarks."""
-    summary = bench["summary"]
-    kept = {key: bench["lock"][key] for key in lock.FREE}
-    return {"name": name, **kept, "runs": summary["runs"], "tpot_ms": summary["tpot_ms"]}
-
-
-def _judge(a: Summary, b: Summary) -> dict[str, Any]:
-    """Ranges of few runs part by chance: of two runs a side in a third of the cases, of five in one of a hundred."""
-    x, y = a["tpot_ms"], b["tpot_ms"]
-    overlap = x["low"] <= y["high"] and y["low"] <= x["high"]
-    few = min(a["runs"], b["runs"]) < ENOUGH
-    if few:
-        verdict = f"too few runs to judge by: measure both with --runs {ENOUGH} or more"
-    elif overlap:
-        verdict = "no difference shown beyond the spread: the ranges of the runs overlap"
-    else:
-        change = "faster" if y["mean"] < x["mean"] else "slower"
-        verdict = f"B is {change}: the ranges of the runs do not overlap; processes differ too, so repeat both in turn"
-    return {"ranges_overlap": overlap, "shown": not overlap and not few, "verdict": verdict}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from ling_prof.errors import UserError
 
@@ -44,6 +45,10 @@ Tpot = Annotated[
 Accept = Annotated[float, typer.Option("--accept-length", help="Tokens a step commits (speculative decoding).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept a JSON file that was cut off.")]
+LayersFrom = Annotated[
+    Path | None,
+    typer.Option("--layers-from", metavar="TRACE", help="A recording of the same model with graphs off: names layers."),
+]
 Top = Annotated[int, typer.Option(min=1, help="Rows to show in each table.")]
 
 
@@ -116,17 +121,29 @@ def load_trace(path: Path, partial: bool = False) -> "Trace":
         return load(path, partial, progress)
 
 
-def report_on(path: Path, options: "Options", partial: bool = False) -> "Report":
-    return seen_and_found(path, options, partial)[1]
+def load_named(path: Path, options: "Options", partial: bool, layers_from: Path | None) -> "Trace":
+    """As `load_trace`; the layers of replayed kernels come from another recording, when given."""
+    trace = load_trace(path, partial)
+    if layers_from is None:
+        return trace
+    from ling_prof.layer_map import named_from
+
+    return named_from(trace, load_trace(layers_from), options)
 
 
-def seen_and_found(path: Path, options: "Options", partial: bool) -> "tuple[list[View], Report]":
+def report_on(path: Path, options: "Options", partial: bool = False, layers_from: Path | None = None) -> "Report":
+    return seen_and_found(path, options, partial, layers_from)[1]
+
+
+def seen_and_found(
+    path: Path, options: "Options", partial: bool, layers_from: Path | None = None
+) -> "tuple[list[View], Report]":
     """The devices of a recording that are looked at, and the report on them."""
     from ling_prof.render.progress import bar
     from ling_prof.report import report_of
     from ling_prof.view import views
 
-    seen = views(load_trace(path, partial), options)
+    seen = views(load_named(path, options, partial, layers_from), options)
     with bar("analysing") as progress:
         return seen, report_of(seen, options, progress)
 
@@ -201,13 +218,14 @@ def _reader(name: str) -> Callable[..., None]:
         focus: Focus = "decode",
         unprofiled_tpot: Tpot = None,
         accept_length: Accept = 1.0,
+        layers_from: LayersFrom = None,
         partial: Partial = False,
         top: Top = 20,
         as_json: AsJson = False,
     ) -> None:
         chosen = {"steps": steps, "device": device, "stream": stream, "skip": skip, "focus": focus}
         options = view_options(unprofiled_tpot, accept_length=accept_length, **chosen)
-        answer(name, report_on(trace, options, partial), top, as_json)
+        answer(name, report_on(trace, options, partial, layers_from), top, as_json)
 
     return command
 
@@ -222,6 +240,7 @@ def report_(
     focus: Focus = "decode",
     unprofiled_tpot: Tpot = None,
     accept_length: Accept = 1.0,
+    layers_from: LayersFrom = None,
     partial: Partial = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one page with figures instead.")] = None,
     top: Top = 5,
@@ -230,19 +249,20 @@ def report_(
     chosen = {"steps": steps, "device": device, "stream": stream, "skip": skip, "focus": focus}
     options = view_options(unprofiled_tpot, accept_length=accept_length, **chosen)
     if html is None:
-        answer("report", report_on(trace, options, partial), top, as_json)
-    else:
-        _write_page(trace, options, partial, html, as_json)
-
-
-def _write_page(trace: Path, options: "Options", partial: bool, path: Path, as_json: bool) -> None:
-    from ling_prof.plain_file import check_writable, write_text
+        answer("report", report_on(trace, options, partial, layers_from), top, as_json)
+        return
+    from ling_prof.plain_file import check_writable
     from ling_prof.render.html import page
     from ling_prof.window import median_windows
 
-    check_writable(path)
-    seen, found = seen_and_found(trace, options, partial)
-    text = page(found, median_windows(seen))
+    check_writable(html)
+    seen, found = seen_and_found(trace, options, partial, layers_from)
+    _write_page(page(found, median_windows(seen)), html, as_json)
+
+
+def _write_page(text: str, path: Path, as_json: bool) -> None:
+    from ling_prof.plain_file import write_text
+
     write_text(text, path)
     if as_json:
         print_json({"schema": "ling-prof.export/1", "folder": str(path.parent), "files": [path.name]})
@@ -347,6 +367,7 @@ def whatif(
     skip: Skip = 0,
     unprofiled_tpot: Tpot = None,
     accept_length: Accept = 1.0,
+    layers_from: LayersFrom = None,
     partial: Partial = False,
     top: Top = 20,
     as_json: AsJson = False,
@@ -359,7 +380,7 @@ def whatif(
     edits = predict.chosen(predict.asked_for(do or []))  # before the trace is read
     chosen = {"steps": steps, "device": device, "skip": skip, "accept_length": accept_length}
     options = view_options(unprofiled_tpot, **chosen)
-    loaded = load_trace(trace, partial)
+    loaded = load_named(trace, options, partial, layers_from)
     if list_all:
         found = predict.listing(loaded, options, calibration)
     else:
@@ -471,7 +492,19 @@ def app_(
     serve(trace, port, headless)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+class Recorders(typer.core.TyperGroup):
+    """The recorder stands right behind `record`; where none does, what stands there is a command for nsys to run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = args[:1] == ["--help"] or (args[:1] and args[0] in self.commands)
+        return super().parse_args(ctx, args if known else ["nsys", *args])
+
+
+recorders = typer.Typer(cls=Recorders, help="Records, then reports: ling-prof record -- python decode.py")
+app.add_typer(recorders, name="record")
+
+
+@recorders.command("nsys", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def record(
     context: typer.Context,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the .nsys-rep goes.")] = Path("decode.nsys-rep"),

@@ -1,6 +1,7 @@
 """Commands of other packages join ours through the entry-point group `ling_prof.commands`. Strict: none is skipped.
 
-An entry point names a function that takes a typer app and registers its commands on it.
+An entry point names a function that takes a typer app and registers its commands on it. A group of a name that is
+there already adds its commands to that group.
 """
 
 from importlib import metadata
@@ -23,8 +24,7 @@ def join(app: typer.Typer) -> None:
         brought = _brought(point)
         if clash := _clash(app, brought):
             raise UserError(f"{_called(point)} brings a command {clash!r} that exists already; {REMEDY}.")
-        app.registered_commands += brought.registered_commands
-        app.registered_groups += brought.registered_groups
+        _add(app, brought)
 
 
 def _called(point: metadata.EntryPoint) -> str:
@@ -54,7 +54,28 @@ def _names(app: typer.Typer) -> list[str]:
     return names
 
 
+def _groups(app: typer.Typer) -> dict[str, typer.Typer]:
+    """Its groups by name."""
+    found: dict[str, typer.Typer] = {}
+    for entry in app.registered_groups:
+        alone = typer.Typer()
+        alone.registered_groups = [entry]
+        found |= dict.fromkeys(_names(alone), entry.typer_instance or alone)
+    return found
+
+
 def _clash(app: typer.Typer, brought: typer.Typer) -> str:
-    """The first name that would be there twice; empty when none is."""
-    names = _names(app) + _names(brought)
-    return next((name for i, name in enumerate(names) if name in names[:i]), "")
+    """The first name that would be there twice; empty when none is. Two groups of one name become one."""
+    ours, theirs = _groups(app), _groups(brought)
+    names = _names(app) + [name for name in _names(brought) if name not in ours.keys() & theirs.keys()]
+    inside = (f"{name} {found}" for name in ours.keys() & theirs.keys() if (found := _clash(ours[name], theirs[name])))
+    return next((name for i, name in enumerate(names) if name in names[:i]), next(inside, ""))
+
+
+def _add(app: typer.Typer, brought: typer.Typer) -> None:
+    ours, theirs = _groups(app), _groups(brought)
+    shared = ours.keys() & theirs.keys()
+    app.registered_commands += brought.registered_commands
+    app.registered_groups += [e for e in brought.registered_groups if e.typer_instance not in map(theirs.get, shared)]
+    for name in shared:
+        _add(ours[name], theirs[name])

@@ -1,46 +1,52 @@
 """The reproduction lock: what two measurements must share before their times may be compared."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from itertools import groupby
 from typing import Any
 
 from ling_prof.errors import UserError
 
 FREE = ("target", "passes")  # what a comparison is about: they may differ
+ALONE = "one request at a time"
 
 
 @dataclass(frozen=True)
 class Lock:
-    """How a measurement was made; None where the machine has no such thing (driver and CUDA of a CPU run).
+    """How a measurement was made; None (hardware: none) where that is not recorded, or the machine has no such thing.
 
     hardware: names of the GPUs (or of the CPU) that worked, one entry each. weights: 'random, seed 0', or the
     fingerprint of a checkpoint. isl, osl: tokens in and out. decoding: as `decoding` writes it. target: what decoded,
-    'engine' or 'sglang'; passes: the optimizations that were on. Clocks vary from run to run: they are recorded beside
-    the lock and never compared.
+    'engine' or 'sglang'; passes: the optimizations that were on. load: the requests it decoded at once. sglang: its
+    version; server_args: name -> value of those that bear on speed, without those that are off. Clocks vary from run to
+    run: they are recorded beside the lock and never compared.
     """
 
     hardware: tuple[str, ...]
     driver: str | None
     cuda: str | None
-    torch: str
+    torch: str | None
     triton: str | None
-    python: str
-    model: str
-    weights: str
-    dtype: str
-    isl: int
-    osl: int
-    decoding: str
+    python: str | None
+    model: str | None
+    weights: str | None
+    dtype: str | None
+    isl: int | None
+    osl: int | None
+    decoding: str | None
     target: str
     passes: tuple[str, ...]
-    ling_prof: str
+    ling_prof: str | None
+    load: str = ALONE
+    sglang: str | None = None
+    server_args: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data; `from_dict` reads it back."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 
-KEYS = tuple(field.name for field in fields(Lock))
+KEYS = tuple(key.name for key in fields(Lock))
+NEEDED = tuple(key.name for key in fields(Lock) if (key.default, key.default_factory) == (MISSING, MISSING))
 
 
 def decoding(temperature: float = 0.0, seed: int = 0) -> str:
@@ -53,9 +59,9 @@ def from_dict(data: Any, source: object) -> Lock:
     import msgspec
 
     if not isinstance(data, dict):
-        raise UserError(f"{source}: its lock is no object with the keys {', '.join(KEYS)}.")
+        raise UserError(f"{source}: its lock is no object with the keys {', '.join(NEEDED)}.")
     faults = {
-        "lacks": [key for key in KEYS if key not in data],
+        "lacks": [key for key in NEEDED if key not in data],
         "has unknown": [key for key in data if key not in KEYS],
     }
     if said := [f"{fault} {', '.join(keys)}" for fault, keys in faults.items() if keys]:
@@ -67,9 +73,25 @@ def from_dict(data: Any, source: object) -> Lock:
 
 
 def differences(a: Lock, b: Lock) -> list[tuple[str, Any, Any]]:
-    """(key, value in a, value in b) of every key but `FREE` in which they differ."""
-    pairs = [(key, getattr(a, key), getattr(b, key)) for key in KEYS if key not in FREE]
+    """(key, value in a, value in b) of every key but `FREE` in which they differ.
+
+    What is a server's own is compared only between servers of one kind, and arguments only within a version of it.
+    """
+    apart = (*FREE, "sglang", "server_args")
+    pairs = [(key, getattr(a, key), getattr(b, key)) for key in KEYS if key not in apart]
+    if a.target == b.target:
+        pairs.append(("sglang", a.sglang, b.sglang))
+    if a.target == b.target and a.sglang == b.sglang:
+        names = sorted({*a.server_args, *b.server_args})
+        pairs += [(f"server argument {name}", a.server_args.get(name), b.server_args.get(name)) for name in names]
     return [(key, x, y) for key, x, y in pairs if x != y]
+
+
+def unknown(a: Lock, b: Lock) -> list[str]:
+    """The keys that neither records: nobody can say whether they agree."""
+    machine = ("driver", "cuda", "triton") if not a.hardware else ()  # a CPU, which is named, has none
+    keys = ("hardware", *machine, "torch", "python", "model", "weights", "dtype", "isl", "osl", "decoding")
+    return [key for key in keys if getattr(a, key) in (None, ()) and getattr(b, key) in (None, ())]
 
 
 def require_alike(a: Lock, b: Lock, force: bool = False, names: tuple[str, str] = ("A", "B")) -> list[str]:

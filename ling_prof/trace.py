@@ -91,6 +91,7 @@ class Trace:
 
     Reading a table the file does not hold raises `Missing` with the reason and the recording flag that adds it.
     `lacks` names single columns that are absent in the same way; `notes` are sentences about what reading met.
+    `layers`: for each row of gpu the layer that another recording tells ('': none), see layer_map.
     """
 
     path: str
@@ -101,6 +102,7 @@ class Trace:
     lock: Mapping[str, object] = field(default_factory=dict)
     lacks: Mapping[str, Missing] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    layers: pd.Categorical | None = None
 
     def table(self, name: str) -> pd.DataFrame:
         """The table called `name`; raises `Missing` where the file has none."""

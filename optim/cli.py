@@ -1,18 +1,24 @@
-"""The commands `bench`, `bench compare`, `ablate`, `trace`, `passes`,
+"""The commands `bench`, `bench compare`, `bench sglang`, `record sglang`, `ablate`, `trace`, `passes`,
 `calibrate`, `score` and `tune`. Only the engine imports torch."""
 
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ling_prof.cli import AsJson, Top, answer, load_trace, print_json, print_parts, report_on, view_options
 from ling_prof.errors import UserError
 from optim.options import DESIGNS, DTYPES, AblateOptions, BenchOptions, TraceOptions, check_folder
+from optim.sglang import commands as sglang
+
+if TYPE_CHECKING:
+    from ling_prof.bench_report import Bench
 
 NEEDED = ("safetensors", "torch", "triton")
+TARGETS = ("engine", "sglang")
+OF_ENGINE, OF_SGLANG = {"steps", "dtype", "device", "eager"}, {"alive", "starts", "minutes"}
 TABLE = Path(__file__).parent / "kernels/tiles.json"
 INSTALL = 'pip install "ling-prof[gpu]"'
 
@@ -34,7 +40,11 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(invoke_without_command=True)
     group.callback()(bench)
     group.command("compare")(compare)
+    group.command("sglang", context_settings=sglang.ANY)(sglang.bench)
     app.add_typer(group, name="bench")
+    recorders = typer.Typer()
+    recorders.command("sglang", context_settings=sglang.ANY)(sglang.record)
+    app.add_typer(recorders, name="record")
     app.command("ablate")(ablate)
     app.command("trace")(trace)
     app.command("passes")(passes)
@@ -66,7 +76,7 @@ def bench(
         _no_options(context)
         return
     if model is None:
-        raise UserError("bench needs --model NAME_OR_FOLDER, or compare A B.")
+        raise UserError("bench needs --model NAME_OR_FOLDER, or compare A B, or sglang.")
     if output is not None:
         from ling_prof.plain_file import check_writable
 
@@ -79,20 +89,29 @@ def bench(
 
 def _no_options(context: typer.Context) -> None:
     """`bench --runs 3 compare A B` must not drop --runs in silence."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise UserError(f"bench {context.invoked_subcommand} takes its options after its name, and none of bench.")
+    if any(_is_given(context, name) for name in context.params):
+        raise UserError(f"bench {context.invoked_subcommand} takes its options after its name, and none of bench.")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _measure(options: BenchOptions, as_json: bool, output: Path | None) -> None:
-    from ling_prof.bench_report import save
-    from ling_prof.render.bench import render
     from ling_prof.render.progress import bar
 
     run = _engine("bench", options.device).run
     with bar(f"decoding with {options.model}") as progress:
         found = run(options, progress)
+    show_bench(found, as_json, output)
+
+
+def show_bench(found: "Bench", as_json: bool, output: Path | None) -> None:
+    """Keeps a benchmark, where a file is asked for, and prints it."""
+    from ling_prof.bench_report import save
+    from ling_prof.render.bench import render
+
     try:
         if output is not None:
             save(found, output)
@@ -101,31 +120,44 @@ def _measure(options: BenchOptions, as_json: bool, output: Path | None) -> None:
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A file that bench --output wrote.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="What bench --output, bench_serving or one_batch wrote.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    line_a: Annotated[
+        int | None, typer.Option("--line-a", metavar="N", help="Of several results in A those made like this one.")
+    ] = None,
+    line_b: Annotated[int | None, typer.Option("--line-b", metavar="N", help="The same for B.")] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Compare what was measured differently, with warnings.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Decides between two benchmarks by mean TPOT; refuses those that were not measured alike."""
-    from ling_prof import bench_report
+    """Decides between two benchmarks by mean TPOT x accept length; refuses those that were not measured alike."""
+    from ling_prof.bench_compare import compare as decide
+    from ling_prof.bench_compare import measured
     from ling_prof.render.bench import compare as show
 
-    found = bench_report.compare(bench_report.load(a), bench_report.load(b), force, (str(a), str(b)))
+    found = decide(measured(a, line_a), measured(b, line_b), force, (str(a), str(b)))
     print_json(found) if as_json else print_parts(show(found))
 
 
 def ablate(
+    context: typer.Context,
     model: Model,
+    target: Annotated[str, typer.Option(help=f"What decodes: {' or '.join(TARGETS)}.")] = TARGETS[0],
     passes: Players = None,
     design: Annotated[str, typer.Option(help=f"{', '.join(DESIGNS[:-1])} or {DESIGNS[-1]}.")] = DESIGNS[0],
     isl: Isl = 8192,
     osl: Annotated[int, typer.Option(help="Tokens to measure, in whole windows.")] = 1024,
     steps: Annotated[int, typer.Option(help="Tokens of a window.")] = 64,
     sample: Annotated[
-        int | None, typer.Option(metavar="N", help="Measure N of the windows, spread evenly; default: all.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Measure N of the windows, spread evenly; default: all. SGLang: N requests (8)."
+        ),
     ] = None,
+    alive: Annotated[int, typer.Option(metavar="N", help="SGLang: servers at the same time, 0 for all.")] = 1,
+    starts: Annotated[int, typer.Option(metavar="N", help="SGLang: how often each server is started.")] = 1,
+    minutes: Annotated[float | None, typer.Option(help="SGLang: begin nothing more after so many.")] = None,
     seed: Seed = 0,
     dtype: Dtype = "bf16",
     device: Device = None,
@@ -138,6 +170,13 @@ def ablate(
     as_json: AsJson = False,
 ) -> None:
     """Measures what each optimization is worth: gated, interleaved, and attributed by a design."""
+    given = {name for name in context.params if _is_given(context, name)}
+    if _checked(target) == "sglang":
+        _refuse(given & OF_ENGINE, "engine")
+        asked = {name: context.params[name] for name in given - {"target", "output", "as_json"}}
+        sglang.ablate({**asked, "output": output}, as_json)
+        return
+    _refuse(given & OF_SGLANG, "sglang")
     lengths: dict[str, Any] = {"isl": isl, "osl": osl, "steps": steps, "sample": sample, "seed": seed, "design": design}
     chosen: dict[str, Any] = {"dtype": dtype, "device": device, "eager": eager, "passes": passes}
     options = AblateOptions(model=model, **lengths, **chosen, traces=traces, output=output)
@@ -152,6 +191,17 @@ def ablate(
         engine.save(found, options)
     finally:  # a long run is never lost to a full disk
         print_json(found) if as_json else print_parts(render(found))
+
+
+def _checked(target: str) -> str:
+    if target not in TARGETS:
+        raise UserError(f"--target takes one of {', '.join(TARGETS)}.")
+    return target
+
+
+def _refuse(given: set[str], target: str) -> None:
+    if given:
+        raise UserError(f"--{sorted(given)[0].replace('_', '-')} is for --target {target} only.")
 
 
 def trace(
@@ -182,9 +232,13 @@ def passes(
     trace: Annotated[
         Path | None, typer.Argument(metavar="[TRACE]", help="A recording: shows what each would change.")
     ] = None,
+    target: Annotated[str, typer.Option(help=f"Whose: {' or '.join(TARGETS)}.")] = TARGETS[0],
     as_json: AsJson = False,
 ) -> None:
     """The optimizations: what each removes and, given a recording, the sites it would change."""
+    if _checked(target) == "sglang":
+        sglang.passes(trace, as_json)
+        return
     from optim.base import found
 
     rows = found(None if trace is None else load_trace(trace))

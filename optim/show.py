@@ -21,6 +21,17 @@ def passes(rows: list[dict[str, Any]]) -> list[RenderableType]:
     return [table, *said]
 
 
+def switches(rows: list[dict[str, Any]]) -> list[RenderableType]:
+    """What a SGLang server can be switched by, and what an unmodified one has on."""
+    table = table_of(
+        "Passes of SGLang", "pass", "exact", "usually", "removes", left=("pass", "exact", "usually", "removes")
+    )
+    for row in rows:
+        usually = "on" if row["default"] else "off"
+        table.add_row(row["pass"], "yes" if row["exact"] else "no", usually, row["removes"])
+    return [table, Text('LING_OPTIM="-pdl,+grouped_topk" in the environment of a server switches them.')]
+
+
 def _sites(row: dict[str, Any]) -> tuple[str, ...]:
     sites = row["sites"]
     if not sites:

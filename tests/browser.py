@@ -1,4 +1,4 @@
-"""The app, and a headless Chromium to look at it: for the screenshots and for tests/test_browser.py."""
+"""A page as Chromium shows it: what is on it, and what it did. And the app, served to be looked at."""
 
 import shutil
 import socket
@@ -7,27 +7,52 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from playwright.sync_api import Browser, Page, sync_playwright
+import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
+ARGS = ["--no-sandbox", "--disable-dev-shm-usage", "--use-gl=angle", "--use-angle=swiftshader"]
+ARGS += ["--enable-unsafe-swiftshader", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+ARGS += ["--disable-component-update", "--disable-sync"]
 PATIENCE = 180  # s; a busy machine takes its time
+BUSY = "[data-testid=stStatusWidget], [data-testid=stSpinner], [data-testid=stSkeleton], [data-stale=true]"
+QUIET = """busy => {
+    const app = document.querySelector("[data-testid=stApp]");
+    if (app?.dataset.testScriptState !== "notRunning" || document.querySelector(busy)) window.quietSince = null;
+    else window.quietSince ??= performance.now();
+    return window.quietSince !== null && performance.now() - window.quietSince > 500;
+}"""
 
 
 def chromium() -> str | None:
-    return next(filter(None, map(shutil.which, NAMES)), None)
+    return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @contextmanager
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
-        yield opened
-        opened.close()
+def opened(url: str, **context: Any) -> Iterator[tuple]:
+    """(page, deeds): `url` in a new page; deeds: requests, errors and dialogs as they happen.
+
+    Skips, loudly, where there is no Chromium or no playwright.
+    """
+    if not chromium() or not find_spec("playwright"):
+        pytest.skip("LOUD: no chromium or no playwright here: pages are NOT looked at in a browser")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium(), args=ARGS)
+        page = browser.new_page(**{"viewport": {"width": 1200, "height": 900}, **context})
+        deeds: dict[str, list[str]] = {"requests": [], "errors": [], "dialogs": []}
+        page.on("request", lambda request: deeds["requests"].append(request.url))
+        page.on("websocket", lambda socket: deeds["requests"].append(socket.url))
+        page.on("pageerror", lambda error: deeds["errors"].append(str(error)))
+        page.on("console", lambda said: deeds["errors"].append(said.text) if said.type == "error" else None)
+        page.on("dialog", lambda dialog: (deeds["dialogs"].append(dialog.message), dialog.dismiss()))
+        page.goto(url)
+        yield page, deeds
+        browser.close()
 
 
 @contextmanager
@@ -57,16 +82,7 @@ def _await(address: str, served: subprocess.Popen) -> None:
     raise RuntimeError("the app does not answer" if served.poll() is None else f"the app ended: {served.stdout.read()}")
 
 
-QUIET = """busy => {
-    const app = document.querySelector("[data-testid=stApp]");
-    if (app?.dataset.testScriptState !== "notRunning" || document.querySelector(busy)) window.quietSince = null;
-    else window.quietSince ??= performance.now();
-    return window.quietSince !== null && performance.now() - window.quietSince > 500;
-}"""
-BUSY = "[data-testid=stStatusWidget], [data-testid=stSpinner], [data-testid=stSkeleton], [data-stale=true]"
-
-
-def settled(page: Page) -> None:
+def settled(page: Any) -> None:
     """Waits until the app has had nothing to do for half a second: what was clicked has begun, and ended."""
     page.evaluate("window.quietSince = null")
-    page.wait_for_function(QUIET, arg=BUSY)
+    page.wait_for_function(QUIET, arg=BUSY, timeout=1000 * PATIENCE)

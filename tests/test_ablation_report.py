@@ -136,7 +136,7 @@ def lacking(key: str) -> dict:
             "found ling-prof.bench/1, not ling-prof.ablation/1; measure again with ling-prof ablate.",
         ),
         *((lacking(key), f"`{key}`") for key in made() if key != "schema"),
-        (put("lock.torch", None), "its lock cannot be read"),
+        (put("lock.torch", 2), "its lock cannot be read"),
         (put("target", "vllm"), "'vllm' - at `$.target`"),
         (put("attribution.1.method", "guessed"), "'guessed' - at `$.attribution[1].method`"),
         (put("noise_floor_pct", -1.0), "`float` >= 0.0"),

@@ -9,7 +9,8 @@ from rich.console import Console
 from test_cli import cli, refused
 from test_lock import LOCK
 
-from ling_prof.bench_report import compare, load, save, summarize
+from ling_prof import bench_compare
+from ling_prof.bench_report import load, save, summarize
 from ling_prof.errors import UserError
 from ling_prof.plain_file import check_writable
 from ling_prof.render import bench as shown
@@ -45,6 +46,10 @@ def made(scale: float = 1.0, runs: list = RUNS, **lock) -> dict:
         "floor": floor,
         "notes": ["random weights"],
     }
+
+
+def compare(a: dict, b: dict, *args, **kwargs) -> dict:
+    return bench_compare.compare(*(bench_compare.of_bench(bench) for bench in (a, b)), *args, **kwargs)
 
 
 @pytest.fixture
@@ -155,6 +160,9 @@ def test_a_comparison_is_of_mean_times():
         "passes": [],
         "runs": 6,
         "tpot_ms": made(runs=MANY)["summary"]["tpot_ms"],
+        "accept_length": None,
+        "step_ms": {"mean": 2.5, "low": 2.0, "high": 3.0},
+        "peak_tokens_per_s": None,
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from browser import PATIENCE, app, chromium, opened, settled
 from conftest import BUNDLED
 from test_cli import DEMO, MANIFEST, cli, refused
 
@@ -18,13 +19,12 @@ ABSENT = "LOUD: {} is absent: the app is NOT tested in a browser"
 for package in ("streamlit", "plotly", "playwright"):
     pytest.importorskip(package, reason=ABSENT.format(package))
 
-import browser  # noqa: E402
 from playwright.sync_api import Page, expect  # noqa: E402
 
 PASSES = ("host_run_ahead", "splitk_gemv")
 PAGES = ("step", "tables", "passes", "ablation", "compare", "download")
 HERE = ("localhost", "127.0.0.1")
-WAIT = 1000 * browser.PATIENCE
+WAIT = 1000 * PATIENCE
 
 
 @pytest.fixture
@@ -36,23 +36,18 @@ def pictures(tmp_path) -> Path:
 
 @pytest.fixture
 def visit():
-    """The app in a fresh browser, and every address that it asks for."""
-    if not browser.chromium():
+    """The app in a fresh browser, and what the page does."""
+    if not chromium():
         pytest.skip(ABSENT.format("Chromium"))
     expect.set_options(timeout=WAIT)
-    with browser.app() as address, browser.browser() as opened:
-        page = opened.new_page(viewport={"width": 1280, "height": 900})
+    with app() as address, opened(address, viewport={"width": 1280, "height": 900}) as (page, deeds):
         page.set_default_timeout(WAIT)
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("websocket", lambda socket: asked.append(socket.url))
-        page.goto(address)
-        yield page, asked
+        yield page, deeds
 
 
 def go_to(page: Page, name: str) -> None:
     page.get_by_test_id("stSidebarNav").get_by_role("link", name=name.capitalize(), exact=True).click()
-    browser.settled(page)
+    settled(page)
 
 
 def broken(folder: Path) -> Path:
@@ -78,7 +73,7 @@ def switched_passes_predict_what_the_command_does(page: Page, pictures: Path) ->
     expect(metric).to_contain_text(show_time(wanted["step_ns"]))
     for name in PASSES:
         page.get_by_role("switch", name=name, exact=True).press("Space")
-        browser.settled(page)
+        settled(page)
     expect(metric).to_contain_text(show_time(wanted["predicted_ns"]))
     low, high = (show_time(wanted["step_ns"] - wanted[key]) for key in ("high_ns", "low_ns"))
     expect(page.get_by_text(f"{wanted['predicted_ns']:,} ns; {low} to {high}")).to_be_visible()
@@ -102,11 +97,13 @@ def the_ablation_is_the_committed_one(page: Page) -> None:
 
 
 def test_a_visit(visit, pictures, tmp_path):
-    page, asked = visit
-    browser.settled(page)
+    page, deeds = visit
+    settled(page)
     every_page_is_drawn(page, pictures)
     switched_passes_predict_what_the_command_does(page, pictures)
     the_ablation_is_the_committed_one(page)
     a_broken_upload_ends_in_the_sentence_of_the_command(page, pictures, broken(tmp_path))
-    assert {urlsplit(address).hostname for address in asked if not address.startswith(("data:", "blob:"))} <= {*HERE}
+    asked = [address for address in deeds["requests"] if not address.startswith(("data:", "blob:"))]
+    assert {urlsplit(address).hostname for address in asked} <= {*HERE}
     assert len(asked) > len(PAGES)
+    assert deeds["errors"] == []

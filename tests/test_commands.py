@@ -66,6 +66,27 @@ def test_commands_and_groups_join(monkeypatch):
     assert names(ours) == ["fit", "fleet", "plot", "report"]
 
 
+def test_a_group_that_is_there_takes_in_the_commands_of_its_like(monkeypatch):
+    def register(app: typer.Typer) -> None:
+        app.add_typer(group("sglang"), name="record")
+
+    monkeypatch.setitem(sys.modules, "more", SimpleNamespace(register=register))
+    points(monkeypatch, more="more:register")
+    ours = app("report")
+    ours.add_typer(group("nsys"), name="record")
+    join(ours)
+    assert names(ours) == ["record", "report"]
+    assert sorted(get_group(ours).commands["record"].commands) == ["nsys", "sglang"]
+    with pytest.raises(UserError, match=r"brings a command 'record sglang' that exists already"):
+        join(ours)
+
+
+def group(*commands: str) -> typer.Typer:
+    made = app(*commands)
+    made.callback()(lambda: None)
+    return made
+
+
 @pytest.mark.parametrize(
     ("commands", "groups", "clash"),
     [(("report",), (), "report"), ((), ("report",), "report"), (("a", "a"), (), "a"), (("a",), ("a",), "a")],
@@ -126,7 +147,7 @@ def test_the_commands_of_the_optimization_pack_join_without_torch():
 
 def test_they_have_help_and_a_line_in_the_readme():
     table = README.read_text().split("## Commands")[1]
-    for command in ("bench", "bench compare", "trace"):
+    for command in ("bench", "bench compare", "bench sglang", "record sglang", "trace"):
         assert f"| `{command} " in table
         assert cli(*command.split(), "--help").returncode == 0
 

@@ -2,12 +2,15 @@
 
 import io
 import re
+import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 from conftest import BUNDLED
 from rich.console import Console
 from test_cli import cli
+from typer.main import get_command
 
 import ling_prof
 from ling_prof import ablation_report
@@ -15,9 +18,12 @@ from ling_prof.bench_report import load
 from ling_prof.cli import app
 from ling_prof.render import ablation
 from ling_prof.render.bench import header, render
+from ling_prof.timeline import CLASSES, HOST_PARTS
 from ling_prof.view import Options
+from optim import base
 
 ROOT = BUNDLED.parent
+DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 
 
@@ -98,27 +104,73 @@ def test_what_is_left_is_what_the_last_rung_shows():
     assert slower == ["seam_graph", "swiglu_epilogue"]
 
 
-def test_the_generated_part_of_the_json_page_is_up_to_date(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import generate
+@pytest.fixture(scope="module")
+def generate():
+    spec = spec_from_file_location("generate", DOCS / "generate.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    try:
-        assert generate.page(generate.PAGE.read_text()) == generate.PAGE.read_text()
-    finally:
-        del sys.modules["generate"]
+
+@pytest.mark.parametrize("name", ["json.md", "passes.md", "cli.md"])
+def test_generated_parts_are_up_to_date(generate, name):
+    assert (DOCS / name).read_text() == generate.page(name)
+
+
+def test_no_generated_part_names_this_machine(generate):
+    assert all(str(ROOT) not in part() for part in generate.PARTS.values())
+
+
+def test_every_class_has_its_section_and_every_pass_named_there_exists():
+    page = (DOCS / "ledger.md").read_text()
+    assert tuple(re.findall(r"^## (\w+)$", page, re.M)) == CLASSES
+    named = set(re.findall(r"`([a-z0-9]+(?:_[a-z0-9]+)*)`", page))
+    assert named <= {*base.passes(), *CLASSES, *HOST_PARTS}
+    for name, module in base.passes().items():
+        assert module.lowers not in CLASSES or name in named, name
+
+
+@pytest.mark.parametrize("page", [README, *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)
+def test_commands_in_the_pages_exist_with_their_options(generate, page):
+    there = dict(generate.commands(get_command(app)))
+    for command, rest in re.findall(r"ling-prof +([a-z]\w*)([^`\n#]*)", page.read_text()):
+        if command in there:
+            asked = re.findall(r"(?<!\S)(--[a-z][a-z-]*)", rest.split(" -- ")[0])
+            assert set(asked) <= {"--help", *(o for p in there[command].params for o in p.opts)}, (command, rest)
+        else:
+            assert not rest.lstrip().startswith("--"), command
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text().split("nav:")[1].split("theme:")[0]
+    assert sorted(re.findall(r": (\S+\.md)$", nav, re.M)) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def test_the_site_builds_and_fetches_nothing(tmp_path):
+    """Links inside it hold, and neither scripts, styles nor images come from elsewhere."""
+    pytest.importorskip("material")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) >= len(list(DOCS.glob("*.md")))
+    for page in pages:
+        text = page.read_text()
+        fetched = re.findall(r"(?:src|srcset)=[\"']?([^\"'\s>]+)|<link[^>]*href=[\"']?([^\"'\s>]+)", text)
+        assert not [url for pair in fetched for url in pair if re.match(r"(https?:)?//", url)], page
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", sheet.read_text()), sheet
 
 
 def test_the_contributing_example_is_an_analysis_that_runs(tmp_path):
-    import importlib.util
-
     from timelines import Recording
 
     from ling_prof.view import view
 
     code = re.search(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S)[1]
     (tmp_path / "example.py").write_text(code)
-    spec = importlib.util.spec_from_file_location("example", tmp_path / "example.py")
-    example = importlib.util.module_from_spec(spec)
+    spec = spec_from_file_location("example", tmp_path / "example.py")
+    example = module_from_spec(spec)
     spec.loader.exec_module(example)
     rows = example.rows(view(Recording().kernel("gemm", (0, 5), (10, 60), 1).trace()))
     assert rows.to_dict("records") == [{"role": "dense_gemm", "duration_ns": 50}]

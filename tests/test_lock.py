@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ling_prof.errors import UserError
-from ling_prof.lock import KEYS, Lock, decoding, differences, from_dict, require_alike, show
+from ling_prof.lock import KEYS, Lock, decoding, differences, from_dict, require_alike, show, unknown
 
 LOCK = Lock(
     hardware=("NVIDIA H200",),
@@ -61,13 +61,37 @@ def test_what_a_comparison_is_about_may_differ():
     assert require_alike(LOCK, other) == []
 
 
-@pytest.mark.parametrize("key", sorted(set(KEYS) - {"target", "passes"}))
+@pytest.mark.parametrize("key", sorted(set(KEYS) - {"target", "passes", "server_args"}))
 def test_every_other_key_must_agree(key):
     changed = {"hardware": ("NVIDIA H100",), "isl": 1, "osl": 1}.get(key, "other")
     other = replace(LOCK, **{key: changed})
     assert differences(LOCK, other) == [(key, getattr(LOCK, key), changed)]
     with pytest.raises(UserError, match=f"A and B differ in {key} "):
         require_alike(LOCK, other)
+
+
+def test_arguments_are_compared_between_servers_of_one_version():
+    server = replace(LOCK, target="sglang", sglang="0.5.19", server_args={"tp_size": 1, "a": 1})
+    other = replace(server, server_args={"tp_size": 2, "a": 1, "page_size": 64})
+    assert differences(server, other) == [
+        ("server argument page_size", None, 64),
+        ("server argument tp_size", 1, 2),
+    ]
+    assert differences(server, replace(other, sglang="0.5.20")) == [("sglang", "0.5.19", "0.5.20")]
+    assert differences(LOCK, server) == []  # an engine has none
+
+
+def test_what_neither_side_records_is_named():
+    bare = replace(LOCK, hardware=(), driver=None, torch=None, python=None)
+    assert unknown(bare, bare) == ["hardware", "driver", "torch", "python"]
+    assert unknown(bare, LOCK) == []
+    cpu = replace(LOCK, hardware=("Xeon",), driver=None, cuda=None, triton=None)
+    assert unknown(cpu, cpu) == []
+
+
+def test_a_lock_of_an_earlier_version_is_that_of_single_requests():
+    data = {key: value for key, value in LOCK.to_dict().items() if key not in ("load", "sglang", "server_args")}
+    assert from_dict(data, "a.json") == LOCK
 
 
 def test_the_refusal_lists_every_difference_and_force_turns_each_into_a_warning():

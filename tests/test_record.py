@@ -52,6 +52,15 @@ def test_record_runs_nsys_with_the_right_flags_and_reports(nsys, tmp_path):
     assert export[:3] == ["export", "--type", "sqlite"]
 
 
+@pytest.mark.parametrize("form", [["--"], ["nsys", "--"], []])
+def test_every_form_gives_nsys_the_command_and_keeps_our_options(nsys, tmp_path, form):
+    done = run("record", *form[:-1], "-o", str(tmp_path / "out"), *form[-1:], "true", "sglang", "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    profile = json.loads(nsys.read_text().splitlines()[0])
+    assert profile[-4:] == ["true", "sglang", "--steps", "3"]
+    assert f"--output={tmp_path / 'out.nsys-rep'}" in profile
+
+
 def test_a_report_file_is_read_through_nsys(nsys, tmp_path):
     path = tmp_path / "mine.nsys-rep"
     path.write_bytes(b"NVIDIA Tegra Profiler Report 36398880.\n")

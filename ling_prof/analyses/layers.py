@@ -61,7 +61,7 @@ def of_ops(view: View) -> np.ndarray:
     captured = host_rows(view)
     inside = captured >= 0
     row[inside] = captured[inside]
-    names = _names(view, row)
+    names = _told(view, _names(view, row), inside)
     named = (names != UNNAMED) & (view.step_of(view.ops.start) >= 0)
     if named.sum() < 0.5 * max(1, (view.step_of(view.ops.start) >= 0).sum()):
         hidden = " (graph replays hide it)" if (view.ops.graph_launch >= 0).any() else ""
@@ -69,9 +69,18 @@ def of_ops(view: View) -> np.ndarray:
             "the layer of a kernel",
             f"for most ops no NVTX range, annotation or nn.Module encloses the launch{hidden}",
             "record with with_stack=True and with_modules=True, mark layers by ranges and capture the graph while "
-            "recording, or trace once with graphs off",
+            "recording, or trace once with graphs off and give that file with --layers-from",
         )
     return names
+
+
+def _told(view: View, names: np.ndarray, captured: np.ndarray) -> np.ndarray:
+    """`names`, with what another recording tells of ops that have none; a range around a replay is not theirs."""
+    if view.trace.layers is None:
+        return names
+    told = np.asarray(view.trace.layers, object)[view.ops.row]
+    hidden = (names == UNNAMED) | ((view.ops.graph_launch >= 0) & ~captured)
+    return np.where(hidden & (told != ""), told, names)
 
 
 def _names(view: View, row: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """A decode benchmark, and the comparison of two, as tables for a terminal."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,24 +15,25 @@ from ling_prof.units import one_line, show_time
 MS = 1e6  # ns
 SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 LEFT = ("", "target", "passes", "file")
+RANGE = ("mean", "low", "high")
 
 
 def render(bench: Bench) -> RenderableType:
     """The whole benchmark."""
-    return Group(header(bench), times(bench["summary"]), *floor(bench["floor"]), *notes("note", bench["notes"]))
+    below = floor(bench["floor"]) if "floor" in bench else []
+    return Group(header(bench), times(bench["summary"]), *below, *notes("note", bench["notes"]))
 
 
 def header(bench: Bench | Ablation) -> RenderableType:
     """Model, machine, versions and clocks."""
     of = lock.from_dict(bench["lock"], "this report")
     what = f"{of.model}, {of.dtype}, {of.isl} tokens in, {of.osl} out, {of.decoding}"
-    versions = ", ".join(
-        f"{key} {value}" for key in ("driver", "cuda", "torch", "triton") if (value := getattr(of, key))
-    )
+    keys = ("driver", "cuda", "torch", "triton", "sglang", "python", "ling_prof")
+    versions = [f"{key.replace('_', '-')} {value}" for key in keys if (value := getattr(of, key))]
     clocks = [f"{key.removesuffix('_mhz')} at {mhz:g} MHz" for key, mhz in bench["clocks"].items() if mhz]
     lines = [
-        ", ".join([lock.show(of.hardware), *clocks]),
-        f"{versions}, python {of.python}, ling-prof {of.ling_prof}",
+        ", ".join([lock.show(of.hardware) if of.hardware else "hardware not recorded", *clocks]),
+        ", ".join(versions),
         f"{of.target}, passes: {lock.show(of.passes)}",
         f"{bench['date']}: {bench['command']}",
     ]
@@ -43,11 +45,23 @@ def times(summary: Summary) -> RenderableType:
     runs = "1 run" if summary["runs"] == 1 else f"{summary['runs']} runs"
     table = table_of(f"\nTime over {runs}", "", "mean", "low", "high", "step median", "step p99", left=("",))
     ttft, tpot = summary["ttft_ms"], summary["tpot_ms"]
-    table.add_row("first token (TTFT)", *_times(ttft, "mean", "low", "high"), "", "")
-    table.add_row("per token (TPOT)", *_times(tpot, "mean", "low", "high", "median", "p99"))
+    table.add_row("first token (TTFT)", *_times(ttft, *RANGE), "", "")
+    table.add_row("per token (TPOT)", *_times(tpot, *RANGE, "median", "p99"))
     rates = (summary["tokens_per_s"], 1e3 / tpot["high"], 1e3 / tpot["low"])
     table.add_row("tokens per second", *(f"{rate:.1f}" for rate in rates), "", "")
+    for row in _of_servers(summary):
+        table.add_row(*row)
     return table
+
+
+def _of_servers(summary: Summary) -> Iterator[tuple[str, ...]]:
+    if itl := summary.get("itl_ms"):
+        yield "between tokens (ITL)", *_times(itl, "mean"), "", "", *_times(itl, "median", "p99")
+    if rate := summary.get("output_tokens_per_s"):
+        yield "tokens per second, prompt included", f"{rate:.1f}", "", "", "", ""
+    if accept := summary.get("accept_length"):
+        yield "tokens a verify step (accept length)", *(f"{accept[key]:.3f}" for key in ("mean", "low", "high")), "", ""
+        yield "TPOT x accept length", show_time(summary["tpot_ms"]["mean"] * accept["mean"] * MS), "", "", "", ""
 
 
 def _times(row: Any, *keys: str) -> list[str]:
@@ -84,17 +98,42 @@ def show_bytes(size: float) -> str:
 
 
 def compare(found: dict[str, Any]) -> RenderableType:
-    """What `bench_report.compare` found."""
-    table = table_of("Time per token", "", "mean", "low", "high", "runs", "target", "passes", "file", left=LEFT)
+    """What `bench_compare.compare` found."""
+    more = [columns for key, columns in FIGURES.items() if any(found[label][key] for label in "ab")]
+    extra = [title for titles, _ in more for title in titles]
+    table = table_of("Time per token", "", *RANGE, *extra, "runs", "target", "passes", "file", left=LEFT)
     for label in "ab":
         side = found[label]
         words = (side["target"], ", ".join(side["passes"]) or "none", str(side["name"]))
-        times = _times(side["tpot_ms"], "mean", "low", "high")
-        table.add_row(label.upper(), *times, str(side["runs"]), *(Text(one_line(word)) for word in words))
-    sign = "+" if found["change_us"] > 0 else ""
-    change = f"{sign}{show_time(found['change_us'] * 1e3)}, {found['change_pct']:+.2f} %"
-    lines = [f"B takes {found['ratio']:.4f} of A's time per token ({change})", found["verdict"]]
+        figures = [cell for _, cells in more for cell in cells(side)]
+        times = _times(side["tpot_ms"], *RANGE)
+        table.add_row(label.upper(), *times, *figures, str(side["runs"]), *(Text(one_line(word)) for word in words))
+    lines = [_changed(found, "time per token"), found["verdict"]]
+    if found["a"]["accept_length"] or found["b"]["accept_length"]:
+        lines.insert(1, f"{_changed(found['step'], 'TPOT x accept length')}, which decides")
     return Group(table, *map(Text, lines), *notes("warning", found["warnings"]))
+
+
+def _changed(change: dict[str, Any], of: str) -> str:
+    sign = "+" if change["change_us"] > 0 else ""
+    by = f"{sign}{show_time(change['change_us'] * 1e3)}, {change['change_pct']:+.2f} %"
+    return f"B takes {change['ratio']:.4f} of A's {of} ({by})"
+
+
+def _accept(side: dict[str, Any]) -> tuple[str, ...]:
+    length = side["accept_length"]
+    return (f"{length:.3f}" if length else "", *_times(side["step_ms"], *RANGE))
+
+
+def _peak(side: dict[str, Any]) -> tuple[str, ...]:
+    peak = side["peak_tokens_per_s"]
+    return (f"{peak:.1f}" if peak else "",)
+
+
+FIGURES = {  # titles and cells of columns that are there where a side has the figure
+    "accept_length": (("accept", "TPOT x accept", "low", "high"), _accept),
+    "peak_tokens_per_s": (("peak tokens/s (not judged)",), _peak),
+}
 
 
 def notes(kind: str, lines: list[str]) -> list[Text]:

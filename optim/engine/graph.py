@@ -1,6 +1,7 @@
-"""A piece of device work as one CUDA graph."""
+"""A piece of device work as one CUDA graph, and what any kept graph holds."""
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -76,20 +77,33 @@ class Graph:
         self.graph.replay()
 
     def edges(self) -> list[Edge]:
-        """Every edge of the graph (cuGraphGetEdges_v2)."""
-        count = ctypes.c_size_t()
-        graph = ctypes.c_void_p(self.graph.raw_cuda_graph())
-        driver = ctypes.CDLL("libcuda.so.1")
-        _done(driver.cuGraphGetEdges_v2(graph, None, None, None, ctypes.byref(count)))
-        nodes, data = (ctypes.c_void_p * count.value * 2)(), (EdgeData * count.value)()
-        _done(driver.cuGraphGetEdges_v2(graph, nodes[0], nodes[1], data, ctypes.byref(count)))
-        names = {node: _kernel_of(driver, ctypes.c_void_p(node)) for node in {*nodes[0], *nodes[1]}}
-        rows = zip(*nodes, data, strict=True)
-        return [Edge(names[before], names[after], edge.type == PROGRAMMATIC) for before, after, edge in rows]
+        """Every edge of the graph."""
+        return edges(self.graph)
 
     def __call__(self, *_: object) -> None:
         """Arguments change nothing: a graph reads only its tensors."""
         self.graph.replay()
+
+
+def edges(graph: torch.cuda.CUDAGraph) -> list[Edge]:
+    """Every edge of a graph that was kept when it was captured (cuGraphGetEdges_v2)."""
+    count, raw, driver = ctypes.c_size_t(), ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.CDLL("libcuda.so.1")
+    _done(driver.cuGraphGetEdges_v2(raw, None, None, None, ctypes.byref(count)))
+    nodes, data = (ctypes.c_void_p * count.value * 2)(), (EdgeData * count.value)()
+    _done(driver.cuGraphGetEdges_v2(raw, nodes[0], nodes[1], data, ctypes.byref(count)))
+    names = {node: _kernel_of(driver, ctypes.c_void_p(node)) for node in {*nodes[0], *nodes[1]}}
+    rows = zip(*nodes, data, strict=True)
+    return [Edge(names[before], names[after], edge.type == PROGRAMMATIC) for before, after, edge in rows]
+
+
+def kernels(graph: torch.cuda.CUDAGraph) -> Counter[str]:
+    """How often each kernel is a node of such a graph (cuGraphGetNodes)."""
+    count, raw, driver = ctypes.c_size_t(), ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.CDLL("libcuda.so.1")
+    _done(driver.cuGraphGetNodes(raw, None, ctypes.byref(count)))
+    nodes = (ctypes.c_void_p * count.value)()
+    _done(driver.cuGraphGetNodes(raw, nodes, ctypes.byref(count)))
+    found = Counter(_kernel_of(driver, ctypes.c_void_p(node)) for node in nodes)
+    return Counter({name: times for name, times in found.items() if name})
 
 
 def _kernel_of(driver: Any, node: ctypes.c_void_p) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from types import ModuleType
 from typing import Any
@@ -46,18 +46,19 @@ def careful(show: Callable[..., None]) -> Callable[..., None]:
     return careful_show
 
 
+@careful
+def run(module: ModuleType, chosen: Any) -> None:
+    """Shows a page, whose `show` takes what is chosen, or nothing where it has no need of a recording."""
+    if not signature(module.show).parameters:
+        module.show()
+    elif chosen is not None:
+        module.show(chosen)
+
+
 def page(module: ModuleType, chosen: Any) -> StreamlitPage:
-    """A page whose `show` takes what is chosen, or nothing where it has no need of a recording; named by its TITLE."""
-
-    @careful
-    def run() -> None:
-        if not signature(module.show).parameters:
-            module.show()
-        elif chosen is not None:
-            module.show(chosen)
-
+    """For the navigation: named by its TITLE."""
     name = module.__name__.split(".")[-1]
-    return st.Page(run, title=module.TITLE, url_path=name, default=name == "step")
+    return st.Page(partial(run, module, chosen), title=module.TITLE, url_path=name, default=name == "step")
 
 
 def is_dark() -> bool:

@@ -1,0 +1,1 @@
+"""A real SGLang server: recorded, timed, and its optimizations switched."""

@@ -1,0 +1,248 @@
+"""The ablation of a SGLang server as the same report as the engine's, made from what `rounds` kept."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any, cast
+
+import numpy as np
+
+import ling_prof
+from ling_prof import ablation_report
+from ling_prof.ablation_report import SCHEMA, Ablation
+from ling_prof.errors import UserError
+from ling_prof.lock import Lock, decoding
+from ling_prof.server_info import lock_of
+from optim import designs
+from optim.designs import Player, label
+from optim.options import check_folder, make_folder
+from optim.sglang import configs, proof
+from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled
+from optim.sglang.registry import named
+from optim.sglang.rounds import AGAIN, ALL_AGAIN, Rounds, Say, rungs_of
+from optim.store import Store
+
+REPORT, STORE = "ablation.json", "ablation.sqlite"
+KEYED = ("model", "passes", "design", "isl", "osl", "starts", "seed")
+UNPREDICTED = dict.fromkeys(("predicted_us", "predicted_low", "predicted_high"))
+NO_GAIN = dict.fromkeys(("gain_us", "gain_pct", "low", "high", "error_us"))
+NOT_JUDGED = dict.fromkeys(("first_difference", "top1_agreement", "kl_mean", "kl_max", "positions"))
+TIMES = ("tpot_ms", "low", "high")
+
+
+def measured(plan: Plan, say: Say = lambda _: None) -> Ablation:
+    """Runs what is not kept yet, then reports; where sglang is missing, on what is kept.
+
+    Raises UserError where nothing can be measured, and for a folder that holds another ablation.
+    """
+    check_folder(plan.folder)
+    can_run = find_spec("sglang") is not None
+    if not can_run and not (plan.folder / STORE).exists():
+        raise UserError('sglang is not installed here, which this runs; pip install "ling-prof[sglang]".')
+    make_folder(plan.folder)
+    with Store(plan.folder / STORE, {name: getattr(plan, name) for name in KEYED}) as store:
+        if can_run:
+            Rounds(plan, store, say).run()
+        report = _Report(plan, store)
+        if not report.rounds:
+            raise UserError(f"{plan.folder}: no round is complete ({report.verdicts[()][1]}); nothing can be said.")
+        return report.made()
+
+
+def save(found: Ablation, plan: Plan) -> None:
+    """Leaves the report in the folder. Raises UserError where that fails."""
+    ablation_report.save(found, plan.folder / REPORT)
+
+
+@dataclass
+class _Report:
+    """What is kept of a plan, as a report."""
+
+    plan: Plan
+    store: Store
+
+    def made(self) -> Ablation:
+        design, seed = self.plan.design_made, self.plan.seed
+        said = designs.estimate(design, self.times, seed, failed=self.failed)
+        rows = [self._row(*pair) for pair in zip(design.combinations, said["rows"], strict=True)]
+        noise, loaded = self._noise()
+        begun = self.store.get("begun", "")
+        return {
+            "schema": SCHEMA,
+            "command": self.plan.command,
+            "date": begun["date"],
+            "lock": self._lock(begun).to_dict(),
+            "target": "sglang",
+            "design": self.plan.design,
+            "clocks": begun["clocks"],
+            "noise_floor_pct": noise[0],
+            "noise_high_pct": noise[1],
+            "all_on_noise_pct": loaded,
+            "windows": len(self.rounds),
+            "steps": self.plan.osl - 1,
+            "baseline": _tpot(rows[0]),
+            "all_on": _tpot(rows[-1]),
+            "rows": rows,
+            "attribution": self._attribution(said["attribution"]),
+            "interactions": cast(Any, said["interactions"]),
+            "ladder": self._ladder({tuple(row["passes"]): row for row in rows}),
+            "gates": [self._gate(one) for one in design.combinations],
+            "blocked": [{"pass": label(player), "reason": why} for player, why in self.plan.blocked.items()],
+            "kernels": [],
+            "notes": list(self._notes(begun)),
+        }
+
+    @property
+    def combinations(self) -> list[Player]:
+        return self.plan.design_made.combinations
+
+    @cached_property
+    def visits(self) -> dict[tuple[int, str], dict[str, float]]:
+        """By round and name of a visit."""
+        names = [*map(labelled, self.combinations), AGAIN, ALL_AGAIN]
+        pairs = [(number, name) for number in range(self.plan.sample) for name in names]
+        return {pair: kept for pair in pairs if (kept := self.store.get("visit", "{}/{}".format(*pair))) is not None}
+
+    @cached_property
+    def verdicts(self) -> dict[Player, tuple[bool, str]]:
+        """Whether a combination may show its speed, and why."""
+        return {one: self._verdict(one) for one in self.combinations}
+
+    @cached_property
+    def failed(self) -> set[int]:
+        """Combinations, by index, without a time."""
+        return {i for i, one in enumerate(self.combinations) if not self.verdicts[one][0]}
+
+    @cached_property
+    def rounds(self) -> list[int]:
+        """Those in which every combination that may show its speed was measured, and the baseline's pair."""
+        needed = [labelled(one) for i, one in enumerate(self.combinations) if i not in self.failed] + [AGAIN]
+        whole = (number for number in range(self.plan.sample) if all((number, name) in self.visits for name in needed))
+        return [] if 0 in self.failed else list(whole)
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        """float (rounds, combinations), ns a token; NaN where there is none."""
+        return np.array([[self._ns(number, labelled(one)) for one in self.combinations] for number in self.rounds])
+
+    def _ns(self, number: int, name: str) -> float:
+        return self.visits.get((number, name), {"ns": np.nan})["ns"]
+
+    def _noise(self) -> tuple[tuple[float, float], float | None]:
+        """Of the baseline's pair, and of all's, as in an ablation of the engine."""
+        again, loaded = (np.array([self._ns(number, name) for number in self.rounds]) for name in (AGAIN, ALL_AGAIN))
+        noise = designs.noise_floor(self.times[:, 0], again, self.plan.seed)
+        if len(self.combinations) - 1 in self.failed or np.isnan(loaded).all():
+            return noise, None
+        return noise, designs.noise_floor(self.times[:, -1], loaded, self.plan.seed)[0]
+
+    def _accept_length(self, one: Player) -> float:
+        return float(np.mean([self.visits[number, labelled(one)]["accept_length"] for number in self.rounds]))
+
+    def _verdict(self, one: Player) -> tuple[bool, str]:
+        texts = self.store.get("text", labelled(one))
+        if texts is None or not any((number, labelled(one)) in self.visits for number in range(self.plan.sample)):
+            return False, self.store.get("void", labelled(one)) or "it was not measured"
+        if faults := [fault for one in self.store.get("proof", labelled(one)) for fault in proof.faults(one)]:
+            return False, faults[0]
+        first, again = texts
+        if (at := first_difference(first, again)) is not None:
+            return False, f"token {at} is {again[at]} after a sampled request, {first[at]} before it"
+        return self._compared(one, first)
+
+    def _compared(self, one: Player, text: list[int]) -> tuple[bool, str]:
+        """Exact passes must keep the tokens of the smallest combination that rounds alike, which is declared."""
+        beside = min((other for other in self.combinations if _rounding(other) == _rounding(one)), key=len)
+        declared = beside == one != ()
+        reference = () if declared else beside
+        if (expected := self.store.get("text", labelled(reference))) is None:
+            return False, f"its tokens cannot be compared: {labelled(reference)} gave none"
+        at = first_difference(text, expected[0])
+        if declared:
+            kept = "all tokens are" if at is None else f"the first {at} tokens are"
+            return True, f"rounding, declared: {kept} those without the passes"
+        if at is not None:
+            return False, f"token {at} is {text[at]}, with {labelled(beside)} alone {expected[0][at]}"
+        return True, f"{len(text)} tokens equal, again after a sampled request"
+
+    def _gate(self, one: Player) -> Any:
+        ok, verdict = self.verdicts[one]
+        return {"passes": list(one), "verdict": verdict, "ok": ok, "tokens": TOKENS, **NOT_JUDGED}
+
+    def _row(self, one: Player, tpot: dict[str, Any]) -> Any:
+        accepted = None if tpot["tpot_ms"] is None else self._accept_length(one)
+        step = None if accepted is None else tpot["tpot_ms"] * accepted
+        return {"passes": list(one), **tpot, "step_ms": step, "accept_length": accepted, "gate": self.verdicts[one][1]}
+
+    def _attribution(self, gains: list[dict[str, Any]]) -> Any:
+        """Each player with the verdict and the proof of the smallest combination that has it."""
+        rows = []
+        for gain, player in zip(gains, self.plan.design_made.players, strict=True):
+            with_it = next(one for one in sorted(self.combinations, key=len) if {*player} <= {*one})
+            exact = all(module.exact for module in named(list(player)).values())
+            more = {"exact": exact, "gate": self.verdicts[with_it][1], "took_effect": self._evidence(player, with_it)}
+            rows.append({**NO_GAIN, **gain, **UNPREDICTED, **more})
+        return rows
+
+    def _evidence(self, player: Player, one: Player) -> str:
+        proofs = self.store.get("proof", labelled(one)) or []
+        return "; ".join(row["evidence"] for of in proofs[:1] for row in of["passes"] if row["pass"] in player)
+
+    def _ladder(self, rows: dict[Player, Any]) -> Any:
+        found = []
+        for rung, added in rungs_of(self.plan).items():
+            trace = self.store.get("trace", labelled(rung))
+            ratio = self._ratio(trace, rows[rung]["step_ms"])
+            found.append({"added": added, **_tpot(rows[rung]), "trace": trace, "profiled_ratio": ratio, "lowers": []})
+        return found
+
+    def _ratio(self, trace: str | None, step_ms: float | None) -> float | None:
+        """A step of a recording over one without the profiler; None where one of them is not known."""
+        with suppress(UserError, IndexError):
+            if trace and step_ms:
+                report = ling_prof.report(ling_prof.load(self.plan.folder / trace))
+                return report["summary"][0]["wall_ns"]["mean"] / 1e6 / step_ms
+        return None
+
+    def _lock(self, begun: dict[str, Any]) -> Lock:
+        """Of the first server that was ready; the weights of a checkpoint are told by its folder only."""
+        bundled = (
+            {"model": self.plan.model, "weights": f"random, seed {self.plan.seed}"} if self.plan.is_bundled else {}
+        )
+        return lock_of(
+            {**begun["server"], "version": begun["versions"]["sglang"]},
+            **bundled,
+            **{name: begun[name] for name in ("driver", "cuda", "torch", "triton", "python")},
+            hardware=tuple(begun["hardware"] or ()),
+            dtype="bf16",
+            isl=self.plan.isl,
+            osl=self.plan.osl,
+            decoding=decoding(),
+            ling_prof=ling_prof.__version__,
+        )
+
+    def _notes(self, begun: dict[str, Any]) -> Iterator[str]:
+        versions = ", ".join(f"{name} {version or 'unknown'}" for name, version in begun["versions"].items())
+        yield f"{versions}; CUDA graph of one request, prompts without, no radix cache, Triton attention"
+        yield f"gate: {TOKENS} greedy tokens, and again after {SAMPLED} sampled ones, on one prompt"
+        if configs.environment(self.plan.model):
+            yield f"accept length pinned to {configs.ACCEPT_LENGTH}: speed only, the text means nothing"
+        if len(self.rounds) < self.plan.sample:
+            yield f"{len(self.rounds)} of {self.plan.sample} rounds are complete, which count"
+        if self.plan.alive == 1:
+            yield "one server alive at a time: what drifts between starts is not shared, and pairs are of one start"
+
+
+def _rounding(one: Player) -> Player:
+    """Those of its passes that change rounding."""
+    return tuple(name for name, module in named(list(one)).items() if not module.exact)
+
+
+def first_difference(found: list[int], expected: list[int]) -> int | None:
+    return next((i for i, (x, y) in enumerate(zip(found, expected, strict=False)) if x != y), None)
+
+
+def _tpot(row: Any) -> Any:
+    return {key: row[key] for key in TIMES}

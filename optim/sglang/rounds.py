@@ -1,0 +1,204 @@
+"""Runs the configurations of a plan and keeps what is finished: proofs, texts, times and recordings.
+
+Those that are alive together are measured in rounds: in each, every one serves the same request, in an order drawn
+anew, the baseline and all on twice. What was kept before is not run again.
+"""
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+from ling_prof.errors import UserError
+from optim.designs import Player, label
+from optim.options import make_folder
+from optim.sglang import configs, proof
+from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled
+from optim.sglang.workers import START_S, Setup, Worker
+from optim.store import Store
+
+AGAIN, ALL_AGAIN = "A/A", "A/A of all on"  # second visits of a round, as in an ablation of the engine
+PILOTS = 2  # start alone where nothing is compiled yet: they compile for the others
+WARM_UP, RECORDED = 8, 12  # tokens of a first request; steps of a recording
+Say = Callable[[str], None]
+
+
+@dataclass
+class Rounds:
+    """The experiment of a plan; `say` is told of every step, a line each."""
+
+    plan: Plan
+    store: Store
+    say: Say = lambda _: None
+    began: float = field(default_factory=time.monotonic)
+    voids: set[Player] = field(default_factory=set)
+
+    def run(self) -> None:
+        """A configuration that does not run is left out, and said."""
+        for start in range(self.plan.starts):
+            combinations = [*self.plan.design_made.combinations]
+            random.Random(f"{self.plan.seed} {start}").shuffle(combinations)
+            combinations.sort(key=lambda one: one not in self._ends)  # these first: they are the pilots
+            size = self.plan.alive or len(combinations)
+            for first in range(0, len(combinations), size):
+                group = [one for one in combinations[first : first + size] if not self.failed(one)]
+                if any(self._lacks(start, one) for one in group) and not self._over:
+                    self._group(start, group)
+
+    def failed(self, combination: Player) -> bool:
+        """Whether it does not run; another run tries it again."""
+        return combination in self.voids
+
+    @property
+    def _ends(self) -> tuple[Player, Player]:
+        return self.plan.design_made.combinations[0], self.plan.design_made.combinations[-1]
+
+    @property
+    def _over(self) -> bool:
+        return self._left(1.0) <= 0
+
+    def _left(self, most: float) -> float:
+        """Seconds until nothing more is begun, at most `most`."""
+        end = self.began + 60 * (self.plan.minutes or math.inf)
+        return min(most, end - time.monotonic())
+
+    def _numbers(self, start: int) -> range:
+        """The rounds of a start."""
+        share = self.plan.sample // self.plan.starts
+        return range(start * share, (start + 1) * share)
+
+    def _visits(self, combination: Player) -> list[str]:
+        """The names of its visits of a round."""
+        first, last = self._ends
+        twice = [*[AGAIN] * (combination == first), *[ALL_AGAIN] * (combination == last != first)]
+        return [labelled(combination), *twice]
+
+    def _lacks(self, start: int, combination: Player) -> bool:
+        visits = [f"{number}/{name}" for number in self._numbers(start) for name in self._visits(combination)]
+        return any(self.store.get("visit", visit) is None for visit in visits)
+
+    def _group(self, start: int, group: list[Player]) -> None:
+        with self._workers(group) as workers:
+            self._each(workers, self._judge)
+            for number in self._numbers(start):
+                if not self._over:
+                    self._round(number, workers)
+            self._each(workers, self._prove, self.say)
+            if self.plan.traces:
+                rungs = [rung for rung in reversed(traces_of(self.plan)) if rung in workers]
+                self._each({rung: workers[rung] for rung in rungs}, self._record, self.say)
+
+    @contextmanager
+    def _workers(self, group: list[Player]) -> Iterator[dict[Player, Worker]]:
+        """Those that run with the passes as asked, warm."""
+        setup = setup_of(self.plan)
+        pilots = group if any(setup.caches.iterdir()) else group[:PILOTS]
+        with ExitStack() as stack:
+            workers: dict[Player, Worker] = {}
+            for wave in (pilots, group[len(pilots) :]):
+                for one in wave:
+                    workers[one] = Worker(setup, labelled(one), self.plan.selection(one))
+                    stack.callback(workers[one].close)
+                self._each({one: workers[one] for one in wave}, self._ready)
+                self._warm({one: workers[one] for one in wave if not self.failed(one)})
+            yield {one: worker for one, worker in workers.items() if not self.failed(one)}
+
+    def _each(
+        self, workers: dict[Player, Worker], do: Callable[[Player, Worker], None], lost: Say | None = None
+    ) -> None:
+        """Does it with each that has not failed; where it cannot be done that one has, or `lost` is told."""
+        for combination, worker in workers.items():
+            if not self._over and not self.failed(combination):
+                try:
+                    do(combination, worker)
+                except UserError as fault:
+                    self._fail(combination, str(fault)) if lost is None else lost(str(fault))
+
+    def _fail(self, combination: Player, why: str) -> None:
+        self.say(f"{labelled(combination)} failed: {why}")
+        self.voids.add(combination)
+        self.store.replace("void", labelled(combination), why)
+
+    def _ready(self, combination: Player, worker: Worker) -> None:
+        facts = worker.ready(self._left(START_S))
+        if self.store.get("begun", "") is None:
+            self.store.put("begun", "", {"date": datetime.now(UTC).isoformat(timespec="seconds"), **facts})
+        proofs = proof.load(worker.proof)
+        self.store.replace("proof", labelled(combination), proofs)
+        self.say(f"{labelled(combination)} is ready")
+        for fault in (fault for one in proofs for fault in proof.faults(one)):
+            self.say(f"{labelled(combination)}: {fault}")
+
+    def _warm(self, workers: dict[Player, Worker]) -> None:
+        """A first request of all at once: it compiles what the prompt needs."""
+        self._each(workers, lambda _, worker: worker.send("generate", isl=self.plan.isl, osl=WARM_UP))
+        self._each(workers, self._answered)
+
+    def _answered(self, _: Player, worker: Worker) -> None:
+        worker.answer()
+
+    def _judge(self, combination: Player, worker: Worker) -> None:
+        """Greedy tokens, and again after a sampled request."""
+        if self.store.get("text", labelled(combination)) is None:
+            first = worker.ask("generate", isl=self.plan.isl, osl=TOKENS, seed=self.plan.seed)
+            worker.ask("generate", isl=self.plan.isl, osl=SAMPLED, seed=self.plan.seed, temperature=1.0)
+            again = worker.ask("generate", isl=self.plan.isl, osl=TOKENS, seed=self.plan.seed)
+            self.store.put("text", labelled(combination), [first["tokens"], again["tokens"]])
+
+    def _prove(self, combination: Player, worker: Worker) -> None:
+        """Anew: some passes take effect in the first steps only."""
+        worker.ask("proof")
+        self.store.replace("proof", labelled(combination), proof.load(worker.proof))
+
+    def _round(self, number: int, workers: dict[Player, Worker]) -> None:
+        names = {name: one for one in workers for name in self._visits(one)}
+        order = [name for name in names if self.store.get("visit", f"{number}/{name}") is None]
+        random.Random(f"{self.plan.seed} {number}").shuffle(order)
+        for name in order:
+            self._each({names[name]: workers[names[name]]}, partial(self._visit, number, name))
+
+    def _visit(self, number: int, name: str, _: Player, worker: Worker) -> None:
+        found = worker.ask("generate", isl=self.plan.isl, osl=self.plan.osl, seed=self.plan.seed)
+        time_ns = (found["ends_ns"][-1] - found["ends_ns"][0]) / (self.plan.osl - found["sizes"][0])
+        kept = {"ns": time_ns, "accept_length": found["accept_length"], "ttft_ms": found["ttft_ms"]}
+        self.store.put("visit", f"{number}/{name}", kept)
+        self.say(f"round {number}, {name}: {time_ns / 1e6:.4f} ms a token")
+
+    def _record(self, combination: Player, worker: Worker) -> None:
+        name = traces_of(self.plan)[combination]
+        if self.store.get("trace", labelled(combination)) is None:
+            made = worker.ask("trace", folder=str(self.plan.folder), isl=self.plan.isl, steps=RECORDED)
+            Path(made["file"]).replace(self.plan.folder / name)
+            self.store.put("trace", labelled(combination), name)
+            self.say(f"{name} is recorded")
+
+
+def rungs_of(plan: Plan) -> dict[Player, str]:
+    """The combinations of the design in which one player after the other joins -> what joined, '' at the first."""
+    there = plan.design_made.combinations
+    rungs = [rung for rung in accumulate(plan.design_made.players, initial=()) if rung in there]
+    return {rung: label(rung[len(before) :]) for before, rung in zip([(), *rungs], rungs, strict=False)}
+
+
+def traces_of(plan: Plan) -> dict[Player, str]:
+    """The file of each rung's recording."""
+    return {rung: f"{i:02}-{added or 'baseline'}.json.gz" for i, (rung, added) in enumerate(rungs_of(plan).items())}
+
+
+def setup_of(plan: Plan) -> Setup:
+    """The folders, made; the configuration of a bundled model written."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ling-prof" / "sglang"
+    make_folder(plan.folder)
+    make_folder(caches)
+    model = configs.write_config(plan.model, plan.folder / plan.model) if plan.is_bundled else Path(plan.model)
+    trained = any(model.glob("*.safetensors"))
+    arguments = configs.arguments(plan.model, model) | ({"load_format": "auto"} if trained else {})
+    seed = None if trained else plan.seed
+    return Setup(model, plan.folder, caches, seed, arguments, configs.environment(plan.model))

@@ -1,0 +1,159 @@
+"""One SGLang configuration as a program: `python -m optim.sglang.worker SPEC` serves commands on its standard streams.
+
+SPEC is JSON: {"model": folder, "arguments": {...}}; passes, proof and weights come by the environment (plugin.py).
+Each line in is {"do": one of `COMMANDS`, ...}, each line out its answer or {"error": a sentence}; the first line out
+says what runs. What SGLang prints goes to stderr.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from ling_prof.errors import UserError
+from optim.sglang import machine
+
+VOCABULARY = 1000, 100_000  # ids of a prompt
+PACKAGES = ("sglang", "sglang-kernel", "flashinfer-python")
+ARGUMENTS: dict[str, Any] = {  # of every configuration: one request at a time, and a quick start
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "attention_backend": "triton",
+    "sampling_backend": "pytorch",
+    "disable_radix_cache": True,  # the same prompt is computed each time
+    "max_running_requests": 4,
+    "max_total_tokens": 32768,
+    "cuda_graph_bs_decode": [1],
+    "disable_prefill_cuda_graph": True,
+    "disable_flashinfer_autotune": True,
+    "sleep_on_idle": True,  # several servers share a machine
+    "random_seed": 0,
+    "log_level": "warning",
+}
+
+
+class Session:
+    """An engine, and the commands it answers; each takes and gives JSON data."""
+
+    def __init__(self, engine: Any, again: Callable[[], None]):
+        self.engine, self.again = engine, again
+
+    def generate(self, isl: int, osl: int, seed: int = 0, temperature: float = 0.0) -> dict[str, Any]:
+        """One request: tokens; ttft_ms; ends_ns, since the request, of each piece that came; sizes, its tokens."""
+        sampling = {"temperature": temperature, "max_new_tokens": osl, "ignore_eos": True}
+        began, tokens, meta = time.perf_counter_ns(), [], {}
+        ends: list[int] = []
+        sizes: list[int] = []
+        for piece in self.engine.generate(input_ids=prompt(isl, seed), sampling_params=sampling, stream=True):
+            ends.append(time.perf_counter_ns() - began)
+            sizes.append(piece["meta_info"]["completion_tokens"] - sum(sizes))
+            tokens, meta = list(piece["output_ids"]), piece["meta_info"]
+        if len(tokens) != osl:
+            raise UserError(f"SGLang gave {len(tokens)} of {osl} tokens.")
+        accepted = meta.get("spec_accept_length", 1.0)
+        return {"tokens": tokens, "ttft_ms": ends[0] / 1e6, "ends_ns": ends, "sizes": sizes, "accept_length": accepted}
+
+    def trace(self, folder: str, isl: int, steps: int, stacks: bool = True, seed: int = 0) -> dict[str, Any]:
+        """Records `steps` decode steps of a request into `folder` -> the file."""
+        before = {*Path(folder).glob("*.json.gz")}
+        stream = self.engine.generate(
+            input_ids=prompt(isl, seed),
+            sampling_params={"temperature": 0.0, "max_new_tokens": 16 * steps, "ignore_eos": True},
+            stream=True,
+        )
+        next(stream)  # the prompt is done
+        how = {"activities": ["CPU", "GPU"], "with_stack": stacks, "record_shapes": False}
+        self.engine.start_profile(output_dir=folder, num_steps=steps, **how)
+        for _ in stream:
+            pass
+        return {"file": str(_awaited(Path(folder), before))}
+
+    def proof(self) -> dict[str, Any]:
+        """Has every rank leave its proof anew."""
+        self.again()
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """What runs: versions, GPU, clocks in MHz, the server's arguments."""
+        record = self.engine.server_args
+        server = record.resolved_dict() if hasattr(record, "resolved_dict") else vars(record)
+        server = {key: value for key, value in server.items() if _is_plain(value)}
+        versions = {name: _version(name) for name in PACKAGES}
+        here = {"hardware": None, "driver": None, **machine.gpus({}), **machine.packages()}
+        return {**here, "clocks": machine.clocks(), "versions": versions, "server": server}
+
+
+COMMANDS = ("generate", "trace", "proof", "facts")
+
+
+def prompt(isl: int, seed: int) -> list[int]:
+    """Random token ids."""
+    dice = random.Random(seed)
+    return [dice.randrange(*VOCABULARY) for _ in range(isl)]
+
+
+def _awaited(folder: Path, before: set[Path], seconds: float = 120) -> Path:
+    """The file that a profile leaves, once it no longer grows."""
+    end, size = time.monotonic() + seconds, -1
+    while time.monotonic() < end:
+        new = sorted({*folder.glob("*.json.gz")} - before)
+        if new and new[0].stat().st_size == size:
+            return new[0]
+        size = new[0].stat().st_size if new else -1
+        time.sleep(1)
+    raise UserError(f"{folder}: SGLang left no recording within {seconds:.0f} s.")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, bool | int | float | str) or (isinstance(value, list) and all(map(_is_plain, value)))
+
+
+def serve(session: Session, lines: Iterator[str], out: IO[str]) -> None:
+    """Answers each line until {"do": "quit"}, or the end of the lines."""
+    for line in lines:
+        asked = json.loads(line)
+        if (name := asked.pop("do")) == "quit":
+            return
+        try:
+            if name not in COMMANDS:
+                raise UserError(f"no command {name}; there are {', '.join(COMMANDS)}.")
+            _say(out, getattr(session, name)(**asked))
+        except UserError as error:
+            _say(out, {"error": str(error)})
+        except Exception as fault:
+            _say(out, {"error": f"{type(fault).__name__}: {' '.join(str(fault).split())}"})
+
+
+def _say(out: IO[str], answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), file=out, flush=True)
+
+
+def main(spec: str) -> None:
+    out = os.fdopen(os.dup(1), "w")  # ours alone: SGLang and its processes write to 1
+    os.dup2(2, 1)
+    asked = json.loads(spec)
+    import sglang
+
+    from optim.sglang.plugin import CALLED
+
+    engine = sglang.Engine(model_path=asked["model"], **{**ARGUMENTS, **asked["arguments"]})
+    session = Session(engine, lambda: engine.collective_rpc(CALLED))
+    _say(out, session.facts())
+    serve(session, iter(sys.stdin.readline, ""), out)
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

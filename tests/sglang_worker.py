@@ -1,0 +1,86 @@
+"""Stands in for optim.sglang.worker in tests: speaks its protocol, leaves its proofs, takes its time by arithmetic.
+
+FAKE in the environment is JSON: base (ns a token), gains (by pass), trace (a recording), and passes that, when on, stop
+the start (void), change a token (changes), do so after a sampled request (leaks), or end the process at the first
+measured request (dies); lies is one whose proof is wrong; with never, the server without passes does not start.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from optim.sglang import proof, selection
+from optim.sglang.registry import passes
+
+FAKE = json.loads(os.environ["FAKE"])
+SELECTION = selection.asked()
+ON = [name for name, on in SELECTION.items() if on]
+sampled = False
+
+
+def say(answer: dict) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+def prove() -> None:
+    rows = [
+        {
+            "pass": name,
+            "asked": SELECTION.get(name),
+            "default": module.default,
+            "on": None if FAKE.get("lies") == name else SELECTION.get(name, module.default),
+            "evidence": f"{name} is seen",
+            "exact": module.exact,
+        }
+        for name, module in passes().items()
+    ]
+    proof.save({**proof.refusal("TP-0", ""), "passes": rows, "refused": None})
+
+
+def generate(isl: int, osl: int, seed: int = 0, temperature: float = 0.0) -> dict:
+    global sampled
+    if osl == int(FAKE["osl"]) and FAKE.get("dies") in ON:
+        sys.exit("Error: the GPU fell off")
+    sampled |= temperature > 0
+    tokens = [(7 * i + seed) % 1000 for i in range(osl)]
+    if FAKE.get("changes") in ON or (FAKE.get("leaks") in ON and sampled):
+        tokens[3] = -1
+    ns = FAKE["base"] - sum(FAKE["gains"].get(name, 0) for name in ON)
+    ends = [1_000_000 + i * ns for i in range(osl)]
+    return {"tokens": tokens, "ttft_ms": 1.0, "ends_ns": ends, "sizes": [1] * osl, "accept_length": 1.0}
+
+
+def trace(folder: str, isl: int, steps: int) -> dict:
+    made = Path(folder) / f"{os.getpid()}-TP-0.trace.json.gz"
+    shutil.copy(FAKE["trace"], made)
+    return {"file": str(made)}
+
+
+if FAKE.get("void") in ON:
+    sys.exit(f"noise\nling-prof: SGLang cannot switch {FAKE['void']}.\nnoise")
+if FAKE.get("never") and not ON:
+    sys.exit("ling-prof: never")
+prove()
+say(
+    {
+        "hardware": ["NVIDIA H200"],
+        "driver": "580",
+        "clocks": {"sm_mhz": 1980.0, "mem_mhz": 3201.0},
+        "python": "3.12",
+        "torch": "2.11",
+        "cuda": "13.0",
+        "triton": "3.6",
+        "server": {},
+        "versions": {"sglang": "0.5.19", "sglang-kernel": "0.4.5", "flashinfer-python": None},
+    }
+)
+for line in sys.stdin:
+    asked = json.loads(line)
+    name = asked.pop("do")
+    if name == "proof":
+        prove()
+        say({})
+    else:
+        say({"generate": generate, "trace": trace}[name](**asked))

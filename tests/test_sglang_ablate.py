@@ -1,0 +1,252 @@
+"""The ablation of a SGLang server, with a program in its place that knows its own answers."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLED
+from test_cli import refused
+from typer.testing import CliRunner
+
+from ling_prof import UserError, ablation_report
+from ling_prof import cli as command_line
+from ling_prof.render.ablation import render
+from optim.sglang import ablate, plan, rounds, workers
+from optim.sglang.plan import Plan
+
+WORKER = Path(__file__).parent / "sglang_worker.py"
+TRACE = BUNDLED / "h200_qwen3_graph_stacks.pt.trace.json.gz"
+GAINS = {"pdl": 100_000, "bf16_gate": 30_000, "moe_align_pairs": 20_000}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch, tmp_path):
+    monkeypatch.setattr(plan, "TOKENS", 8)
+    monkeypatch.setattr(rounds, "TOKENS", 8)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(WORKER.parents[1]), *sys.path]))
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Installs the program; keywords say how it behaves."""
+
+    def install(**how):
+        monkeypatch.setattr(workers, "PROGRAM", (sys.executable, str(WORKER)))
+        monkeypatch.setattr(ablate, "find_spec", lambda _: object())
+        behaviour = {"base": 2_000_000, "gains": GAINS, "osl": 32, "trace": str(TRACE)} | how
+        monkeypatch.setenv("FAKE", json.dumps(behaviour))
+
+    return install
+
+
+@pytest.fixture
+def asked(tmp_path):
+    def made(passes="moe_align_pairs,bf16_gate,pdl", **how):
+        usual = {"isl": 16, "osl": 32, "sample": 3, "alive": 0, "traces": False, "output": tmp_path / "a"}
+        return Plan(model="ling-3.0-tiny", passes=passes, **usual | how)
+
+    return made
+
+
+def of(rows, name):
+    return next(row for row in rows if row["pass"] == name)
+
+
+def test_gains_are_what_the_servers_differ_by(fake, asked):
+    fake()
+    said = []
+    found = ablate.measured(asked(), said.append)
+    assert [row["passes"] for row in found["rows"]] == [
+        [],
+        ["moe_align_pairs"],
+        ["moe_align_pairs", "bf16_gate"],
+        ["moe_align_pairs", "bf16_gate", "pdl"],
+    ]
+    gains = {row["pass"]: round(row["gain_us"], 6) for row in found["attribution"]}
+    assert gains == {name: gain / 1e3 for name, gain in GAINS.items()}
+    assert found["noise_floor_pct"] == 0
+    assert found["baseline"]["tpot_ms"] == 2.0
+    assert (found["target"], found["windows"], found["steps"]) == ("sglang", 3, 31)
+    assert of(found["attribution"], "pdl")["took_effect"] == "pdl is seen"
+    assert of(found["attribution"], "moe_align_pairs")["gate"] == "8 tokens equal, again after a sampled request"
+    assert "round 2, A/A: 2.0000 ms a token" in said
+
+
+def test_the_file_can_be_read_and_shown(fake, asked):
+    fake()
+    options = asked(traces=True)
+    ablate.save(ablate.measured(options), options)
+    found = ablation_report.load(options.folder / "ablation.json")
+    assert [rung["trace"] for rung in found["ladder"]] == [
+        "00-baseline.json.gz",
+        "01-moe_align_pairs.json.gz",
+        "02-bf16_gate.json.gz",
+        "03-pdl.json.gz",
+    ]
+    assert all((options.folder / rung["trace"]).exists() and rung["profiled_ratio"] > 1 for rung in found["ladder"])
+    assert render(found)
+
+
+def test_rounding_passes_are_declared_with_what_they_change(fake, asked):
+    fake(changes="bf16_gate")
+    found = ablate.measured(asked("bf16_gate,pdl"))
+    gate = "rounding, declared: the first 3 tokens are those without the passes"
+    assert [row["gate"] for row in found["rows"]][1:] == [gate, "8 tokens equal, again after a sampled request"]
+
+
+def test_an_exact_pass_that_changes_a_token_shows_no_speed(fake, asked):
+    fake(changes="pdl")
+    pdl = of(ablate.measured(asked("pdl"))["attribution"], "pdl")
+    assert pdl["gain_us"] is None
+    assert pdl["gate"] == "token 3 is -1, with none alone 21"
+
+
+def test_an_exact_pass_beside_rounding_ones_keeps_their_tokens(fake, asked):
+    fake(changes="pdl")
+    pdl = of(ablate.measured(asked("bf16_gate,moe_align_pairs,pdl"))["attribution"], "pdl")
+    assert pdl["gate"] == "token 3 is -1, with bf16_gate alone 21"
+
+
+def test_a_request_that_leaks_into_the_next_shows_no_speed(fake, asked):
+    fake(leaks="bf16_gate")
+    gate = of(ablate.measured(asked("bf16_gate"))["attribution"], "bf16_gate")
+    assert gate["gain_us"] is None
+    assert gate["gate"] == "token 3 is -1 after a sampled request, 21 before it"
+
+
+def test_a_pass_without_effect_shows_no_speed(fake, asked):
+    fake(lies="bf16_head")
+    found = ablate.measured(asked("pdl"))
+    assert of(found["attribution"], "pdl")["gain_us"] == 100.0
+    with pytest.raises(UserError, match="bf16_head was asked off and is neither on nor off: bf16_head is seen"):
+        ablate.measured(asked("bf16_head", output=asked().folder.parent / "b"))
+
+
+def test_a_server_that_does_not_start_costs_only_its_own(fake, asked):
+    fake(void="pdl")
+    found = ablate.measured(asked())
+    pdl = of(found["attribution"], "pdl")
+    assert pdl["gain_us"] is None
+    assert "SGLang did not start: ling-prof: SGLang cannot switch pdl" in pdl["gate"]
+    assert of(found["attribution"], "bf16_gate")["gain_us"] == 30.0
+
+
+def test_without_a_baseline_nothing_is_said(fake, asked):
+    fake(never=True)
+    with pytest.raises(
+        UserError, match=r"no round is complete \(none: SGLang did not start: ling-prof: never; its log is"
+    ):
+        ablate.measured(asked("bf16_gate"))
+
+
+def test_a_server_that_dies_is_said_and_can_be_gone_on_with(fake, asked):
+    fake(dies="pdl")
+    options = asked("bf16_gate,pdl", sample=2)
+    said = []
+    found = ablate.measured(options, said.append)
+    assert of(found["attribution"], "pdl")["gain_us"] is None
+    assert any("bf16_gate+pdl failed" in line and "Error: the GPU fell off" in line for line in said)
+    fake()
+    said.clear()
+    assert of(ablate.measured(options, said.append)["attribution"], "pdl")["gain_us"] == 100.0
+    assert not any("none" in line for line in said if line.startswith("round"))
+
+
+def test_what_is_kept_is_reported_where_sglang_is_missing(fake, asked, monkeypatch):
+    fake()
+    found = ablate.measured(asked())
+    monkeypatch.setattr(ablate, "find_spec", lambda _: None)
+    assert ablate.measured(asked()) == found
+    again = ablate.measured(asked(sample=2))
+    assert again["windows"] == 2
+    with pytest.raises(UserError, match="sglang is not installed here"):
+        ablate.measured(asked(output=asked().folder.parent / "b"))
+
+
+def test_servers_one_at_a_time_started_anew(fake, asked):
+    fake()
+    said = []
+    found = ablate.measured(asked("pdl", alive=1, starts=2, sample=4), said.append)
+    assert found["windows"] == 4
+    assert of(found["attribution"], "pdl")["gain_us"] == 100.0
+    assert sorted(line for line in said if "ready" in line) == ["none is ready"] * 2 + ["pdl is ready"] * 2
+    assert any("one server alive at a time" in note for note in found["notes"])
+
+
+def test_nothing_is_begun_after_the_minutes(fake, asked):
+    fake()
+    with pytest.raises(UserError, match=r"no round is complete \(it was not measured\)"):
+        ablate.measured(asked(minutes=1e-9))
+
+
+def test_a_pass_that_has_nothing_to_act_on_is_blocked(fake, asked):
+    fake()
+    found = ablate.measured(asked("pdl,kda_verify"))
+    assert found["blocked"] == [{"pass": "kda_verify", "reason": "SGLang runs without speculative decoding"}]
+    with pytest.raises(UserError, match="kda_verify has nothing to act on"):
+        ablate.measured(asked("kda_verify", output=asked().folder.parent / "b"))
+
+
+def test_another_ablation_is_not_mixed_in(fake, asked):
+    fake()
+    ablate.measured(asked("pdl"))
+    with pytest.raises(UserError, match="holds another ablation, which differs in passes"):
+        ablate.measured(asked("bf16_gate"))
+
+
+def test_flash_drafts_with_pinned_acceptance(tmp_path):
+    setup = rounds.setup_of(Plan(model="ling-3.0-flash-12", passes="host_run_ahead", output=tmp_path))
+    assert setup.environment == {"SGLANG_SIMULATE_ACC_LEN": "3"}
+    assert setup.arguments["speculative_algorithm"] == "NEXTN"
+    assert json.loads((setup.model / "config.json").read_text())["num_nextn_predict_layers"] == 1
+
+
+def test_options_are_checked(asked):
+    for how, match in (
+        ({"passes": "pld"}, "no pass pld of SGLang; there are bf16_gate"),
+        ({"sample": 1}, "--sample takes"),
+        ({"design": "all"}, "--design takes one of"),
+        ({"osl": 1}, "--osl takes"),
+    ):
+        with pytest.raises(UserError, match=match):
+            asked(**how)
+    with pytest.raises(UserError, match="no model 'x' for SGLang"):
+        Plan(model="x", passes="pdl")
+
+
+def test_the_command_runs_it(fake, tmp_path):
+    fake()
+    words = [
+        "ablate",
+        "--target",
+        "sglang",
+        "--model",
+        "ling-3.0-tiny",
+        "--passes",
+        "pdl",
+        "--isl",
+        "16",
+        "--osl",
+        "32",
+    ]
+    words += ["--sample", "2", "--no-traces", "--output", str(tmp_path / "a"), "--json"]
+    done = CliRunner().invoke(command_line.whole_app(), words)
+    assert json.loads(done.stdout)["attribution"][0]["gain_us"] == 100.0
+    assert " s  none is ready" in done.stderr
+    assert (tmp_path / "a" / "ablation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--target", "sglang", "--passes", "pdl", "--steps", "3"], "--steps is for --target engine only."),
+        (["--alive", "0"], "--alive is for --target sglang only."),
+        (["--target", "vllm"], "--target takes one of engine, sglang."),
+        (["--target", "sglang"], "--target sglang needs --passes"),
+    ],
+)
+def test_options_of_the_other_target_are_refused(words, says):
+    assert says in refused("ablate", "--model", "ling-3.0-tiny", *words)

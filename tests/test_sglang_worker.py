@@ -1,0 +1,140 @@
+"""The program that holds a SGLang engine, with an engine in its place."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ling_prof import UserError
+from optim.sglang import worker, workers
+from optim.sglang.worker import Session, serve
+from optim.sglang.workers import Setup, Worker
+
+
+class Engine:
+    """Gives its tokens in pieces of two, as SGLang does: all of them so far each time."""
+
+    def __init__(self, tokens=6):
+        self.server_args = SimpleNamespace(model_path="m", tp_size=1, other=object())
+        self.tokens, self.asked, self.folder = tokens, [], None
+
+    def generate(self, input_ids, sampling_params, stream):
+        self.asked.append((input_ids, sampling_params))
+        for n in range(2, self.tokens + 2, 2):
+            if self.folder is not None:
+                (self.folder / "1-TP-0.trace.json.gz").write_bytes(b"x")
+            yield {"output_ids": list(range(n)), "meta_info": {"completion_tokens": n, "spec_accept_length": 2.0}}
+
+    def start_profile(self, output_dir, num_steps, **how):
+        self.folder, self.profile = Path(output_dir), (num_steps, how)
+
+
+def answers(session, *commands):
+    out = io.StringIO()
+    serve(session, iter([json.dumps(command) for command in commands]), out)
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def test_a_request_is_timed_piece_by_piece():
+    engine = Engine()
+    (found,) = answers(Session(engine, list), {"do": "generate", "isl": 5, "osl": 6, "seed": 1})
+    assert (found["tokens"], found["sizes"], found["accept_length"]) == ([*range(6)], [2, 2, 2], 2.0)
+    assert sorted(found["ends_ns"]) == found["ends_ns"]
+    assert found["ttft_ms"] == found["ends_ns"][0] / 1e6
+    prompt, sampling = engine.asked[0]
+    assert (prompt, len(prompt)) == (worker.prompt(5, 1), 5)
+    assert sampling == {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
+
+
+def test_what_goes_wrong_is_answered_and_the_next_command_served():
+    proved = []
+    found = answers(
+        Session(Engine(), lambda: proved.append(1)),
+        {"do": "generate", "isl": 5, "osl": 9},
+        {"do": "dance"},
+        {"do": "generate"},
+        {"do": "proof"},
+        {"do": "quit"},
+        {"do": "proof"},
+    )
+    assert found[0] == {"error": "SGLang gave 6 of 9 tokens."}
+    assert found[1] == {"error": "no command dance; there are generate, trace, proof, facts."}
+    assert found[2]["error"].startswith("TypeError: ")
+    assert (found[3:], proved) == ([{}], [1])
+
+
+def test_a_recording_is_awaited_until_it_no_longer_grows(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker.time, "sleep", lambda _: None)
+    engine = Engine(tokens=64)
+    (found,) = answers(Session(engine, list), {"do": "trace", "folder": str(tmp_path), "isl": 3, "steps": 4})
+    assert Path(found["file"]).name == "1-TP-0.trace.json.gz"
+    assert engine.profile == (4, {"activities": ["CPU", "GPU"], "with_stack": True, "record_shapes": False})
+    with pytest.raises(UserError, match="left no recording within 0 s"):
+        worker._awaited(tmp_path, {*tmp_path.iterdir()}, 0.0)
+
+
+def test_facts_hold_plain_data_only():
+    pytest.importorskip("torch")
+    (found,) = answers(Session(Engine(), list), {"do": "facts"})
+    assert found["server"] == {"model_path": "m", "tp_size": 1}
+    assert found["versions"].keys() == {"sglang", "sglang-kernel", "flashinfer-python"}
+    assert found.keys() >= {"hardware", "driver", "cuda", "torch", "triton", "python", "clocks"}
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path):
+    """A worker process that runs this code."""
+
+    def made(code):
+        monkeypatch.setattr(workers, "PROGRAM", (sys.executable, "-c", code))
+        setup = Setup(tmp_path, tmp_path, tmp_path / "caches", 0, {}, {"MORE": "1"})
+        return Worker(setup, "one", {"pdl": False})
+
+    return made
+
+
+def test_a_worker_has_its_selection_its_caches_and_its_own_streams(program):
+    code = (
+        "import os, json; print(json.dumps({k: os.environ.get(k) for k in ('LING_OPTIM', 'TRITON_CACHE_DIR', 'MORE')}))"
+    )
+    one = program(code)
+    found = one.ready(10)
+    one.close()
+    assert found["LING_OPTIM"] == "-pdl"
+    assert found["TRITON_CACHE_DIR"].endswith("caches/triton")
+    assert found["MORE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "import sys; sys.exit('Traceback\\nValueError: no such GPU\\n[rank0] bye')",
+            "did not start: ValueError: no such",
+        ),
+        ("import sys; sys.exit('ling-prof: no.\\nError')", "did not start: ling-prof: no; its log is"),
+        ("pass", "did not start: it said nothing"),
+        ("import time; time.sleep(60)", "did not start within 1 s: it said nothing"),
+        ('print(\'{"error": "no."}\')', "one: no."),
+    ],
+)
+def test_a_worker_that_does_not_start_is_said_in_a_sentence(program, code, says):
+    one = program(code)
+    try:
+        with pytest.raises(UserError) as error:
+            one.ready(1 if "sleep" in code else 20)
+    finally:
+        one.close()
+    assert says in str(error.value)
+
+
+def test_a_worker_that_has_ended_takes_no_commands(program):
+    one = program("print('{}')")
+    one.ready(10)
+    one.process.wait(10)
+    with pytest.raises(UserError, match=r"SGLang (has ended|gave no answer)"):
+        one.ask("generate")
+    one.close()
