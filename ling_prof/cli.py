@@ -252,17 +252,17 @@ def report_(
         answer("report", report_on(trace, options, partial, layers_from), top, as_json)
         return
     from ling_prof.plain_file import check_writable
-
-    check_writable(html)
-    _write_page(*seen_and_found(trace, options, partial, layers_from), html, as_json)
-
-
-def _write_page(seen: "list[View]", found: "Report", path: Path, as_json: bool) -> None:
-    from ling_prof.plain_file import write_text
     from ling_prof.render.html import page
     from ling_prof.window import median_windows
 
-    text = page(found, median_windows(seen))
+    check_writable(html)
+    seen, found = seen_and_found(trace, options, partial, layers_from)
+    _write_page(page(found, median_windows(seen)), html, as_json)
+
+
+def _write_page(text: str, path: Path, as_json: bool) -> None:
+    from ling_prof.plain_file import write_text
+
     write_text(text, path)
     if as_json:
         print_json({"schema": "ling-prof.export/1", "folder": str(path.parent), "files": [path.name]})

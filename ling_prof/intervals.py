@@ -85,6 +85,8 @@ def exclusive(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def lanes(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """For each interval, in order of start, the first lane that is free when it starts: on none do two overlap."""
     out = np.zeros(len(start), np.int64)
+    if (start[1:] >= np.maximum.accumulate(end)[:-1]).all():
+        return out
     free: list[int] = []  # when each lane is
     for i, (begun, done) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         lane = next((lane for lane, until in enumerate(free) if until <= begun), len(free))

@@ -26,10 +26,10 @@ COLUMNS = ("lane", "start", "end", "label", "group", "count", "total", "detail")
 class Window:
     """A part of a step; all times in ns from the trace's start.
 
-    step: its index; title: its name, or those of all the steps of a round; origin: when it starts; start, end: the part that is drawn; lanes: names, top to
-    bottom. boxes, one row each: lane (index), start, end, label, group (a role, a ledger class, 'call', 'blocking' or
-    'function'), count (of what was drawn together), total (ns of all these inside the window), detail (lines about the
-    longest). On one lane no two boxes overlap.
+    step: its index; title: its name, or those of all the steps of a round; origin: when it starts; start, end: the part
+    that is drawn; lanes: names, top to bottom. boxes, one row each: lane (index), start, end, label, group (a role, a
+    ledger class, 'call', 'blocking' or 'function'), count (of what was drawn together), total (ns of all these inside
+    the window), detail (lines about the longest). On one lane no two boxes overlap.
     """
 
     step: int
@@ -73,9 +73,8 @@ def median_window(view: View, most: int = 4000) -> Window:
     """All of the round whose wall is the median, as `account` takes it; where none counts, the first step."""
     steps = view.chosen[view.rounds == view.median_round] if view.n_rounds else view.steps.table[:1]
     found = window(view, int(steps.index[0]), int(steps["start"].iloc[0]), int(steps["end"].iloc[-1]), most)
-    return replace(
-        found, title=" + ".join(name or phase for name, phase in zip(steps["name"], steps["phase"], strict=True))
-    )
+    titles = [name or phase for name, phase in zip(steps["name"], steps["phase"], strict=True)]
+    return replace(found, title=" + ".join(titles))
 
 
 def median_windows(seen: Sequence[View], most: int = 4000) -> list[Window]:
@@ -101,7 +100,8 @@ def _host(view: View, begin: int, until: int) -> Iterator[_Part]:
     for key in pd.unique(keys[mine]):
         rows = mine[keys[mine] == key]
         name = f"thread {api['tid'].iloc[rows[0]]}"
-        yield _functions(view, int(key), name, begin, until)
+        if view.trace.has("host"):
+            yield _functions(view, int(key), name, begin, until)
         group = np.where(blocks[rows], "blocking", "call").astype(object)
         yield _Part(f"{name}, CUDA calls", start[rows], end[rows], group, rows, say)
 
@@ -122,13 +122,13 @@ def _call_sayer(view: View, keys: np.ndarray) -> Callable[[int], tuple[str, str]
 def _functions(view: View, key: int, name: str, begin: int, until: int) -> _Part:
     """The innermost function of the user's own, else whatever encloses the thread, while it does."""
     host = view.host
-    times, rows = host.innermost(key) if host.table is not None else (iv.EMPTY[0], iv.EMPTY[0])
+    times, rows = host.innermost(key)
     inside = slice(max(0, np.searchsorted(times, begin, "right") - 1), np.searchsorted(times, until))
     times, rows = times[inside], rows[inside]
-    if (own := np.where(rows >= 0, host.own_function[rows], -1) if len(rows) else rows).max(initial=-1) >= 0:
-        rows = own
-    opens = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]]) if len(rows) else iv.EMPTY[0]
-    start, end, row = times[opens], np.r_[times[opens[1:]], until][: len(opens)], rows[opens]
+    own = np.where(rows >= 0, host.own_function[rows], -1)
+    rows = own if (own >= 0).any() else rows
+    opens = np.flatnonzero(rows != np.r_[-2, rows[:-1]])
+    start, end, row = times[opens], np.r_[times[opens], until][1:], rows[opens]
     known = np.flatnonzero(row >= 0)
     group = np.full(len(known), "function", object)
     return _Part(f"{name}, code", start[known], end[known], group, row[known], lambda r: (place(host.name(r)), ""))
@@ -206,9 +206,9 @@ def _together(boxes: pd.DataFrame, pixel: int) -> pd.DataFrame:
     group that takes most of it."""
     length = boxes["end"] - boxes["start"]
     narrow = (length < pixel).to_numpy()
-    key = boxes["lane"].to_numpy() * 2**40 + boxes["start"].to_numpy() // max(1, pixel)
-    box = np.cumsum(np.r_[1, (key[1:] != key[:-1]) | ~narrow[1:] | ~narrow[:-1]]) - 1
-    boxes = boxes.assign(length=length, box=box)
+    where = np.stack([boxes["lane"], boxes["start"] // max(1, pixel)])
+    opens = (where[:, 1:] != where[:, :-1]).any(0) | ~narrow[1:] | ~narrow[:-1]
+    boxes = boxes.assign(length=length, box=np.r_[0, np.cumsum(opens)])
     weight = boxes.groupby(["box", "group"])["length"].transform("sum")
     main = boxes.assign(weight=weight).sort_values(["box", "weight", "length"]).drop_duplicates("box", keep="last")
     each = boxes.groupby("box")

@@ -15,19 +15,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
-
 from ling_prof import __version__
 from ling_prof.render import figures, tables
-from ling_prof.render.figures.style import template
+from ling_prof.render.figures.style import go, template
 from ling_prof.report import Report
 from ling_prof.units import one_line, show_time
 from ling_prof.view import Options
 from ling_prof.window import Window
 
 HERE = Path(__file__).parent
-ROWS = 20  # of a table
+ROWS = 12  # of a table
 WIDE = 2  # times the room that names have in a terminal
 SECTIONS = {
     "Blocking calls and late host code": ("syncs", "seams"),
@@ -84,6 +81,8 @@ def _policy(script: str) -> str:
 @cache
 def _library() -> str:
     """plotly.js, as `inflated` of page.js reads it."""
+    from plotly.offline import get_plotlyjs
+
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 
 
@@ -160,7 +159,9 @@ def _of_device(report: Report, summary: Mapping[str, Any], window: Window) -> It
 
 def _timeline_said(summary: Mapping[str, Any], window: Window) -> str:
     which = "The step whose time is the median" if summary["rounds"] else "The first step"
-    return f"{which}, {show_time(window.end - window.start)}. Drag to zoom in, double-click to see all of it."
+    return (
+        f"{which}, {show_time(window.end - window.start)}. Drag or + and - to zoom, arrows to move, 0 to see all of it."
+    )
 
 
 def _helps(report: Report) -> Iterator[str]:
@@ -185,8 +186,9 @@ def _cannot_say(report: Report) -> Iterator[str]:
 def _figure(name: str, figure: go.Figure, said: str) -> str:
     height = figure.layout.height
     figure.layout.template = None
+    role = 'role="application" tabindex="0"' if name.startswith("timeline") else 'role="img"'
     place = f'data-figure="{name}" style="min-height:{height}px"'
-    plot = f'<div class="plot" role="img" aria-label="{_e(said)}" {place}></div>'
+    plot = f'<div class="plot" {role} aria-label="{_e(said)}" {place}></div>'
     return f"<figure>{plot}<figcaption>{_e(said)}</figcaption></figure>\n{_data(name, figure.to_json())}"
 
 

@@ -18,9 +18,23 @@ async function draw() {
   const template = read("looks")[dark() ? "dark" : "light"];
   for (const plot of plots()) {
     const figure = read(plot.dataset.figure);
-    await Plotly.react(plot, figure.data, { ...figure.layout, template }, config);
+    await Plotly.react(plot, figure.data, { ...figure.layout, template, uirevision: "kept" }, config);
   }
   root.dataset.drawn = "yes";
+}
+
+function move(event) {
+  const plot = event.currentTarget;
+  const [a, b] = plot.layout.xaxis.range;
+  const w = b - a;
+  const zoomed = {
+    "+": [a + w / 4, b - w / 4], "=": [a + w / 4, b - w / 4], "-": [a - w / 2, b + w / 2],
+    ArrowLeft: [a - w / 4, b - w / 4], ArrowRight: [a + w / 4, b + w / 4],
+    0: read(plot.dataset.figure).layout.xaxis.range,
+  }[event.key];
+  if (!zoomed || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  Plotly.relayout(plot, { "xaxis.range": zoomed });
 }
 
 async function start() {
@@ -32,6 +46,7 @@ async function start() {
   wanted.addEventListener("change", () => { name(); draw(); });
   (0, eval)(await inflated("plotly"));
   await draw();
+  for (const plot of plots()) if (plot.tabIndex === 0) plot.addEventListener("keydown", move);
 }
 
 start().catch((error) => {

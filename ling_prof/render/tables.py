@@ -177,7 +177,7 @@ def gaps(found: Report, top: int, wide: int = 1) -> Table:
         "cause": lambda r: f"{r['cause']} {100 * r['classes'][r['cause']] / r['length']:.0f}%",
         "before": lambda r: short_name(r["before"], 32 * wide),
         "after": lambda r: short_name(r["after"], 32 * wide),
-        "site": lambda r: " < ".join(r["site"].split(" < ")[: 2 * wide]),
+        "site": lambda r: " < ".join(r["site"].split(" < ")[:2]),
     }
     return _table(found, "Largest gaps", found["gaps"], top, columns, "cause", "before", "after", "site")
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from ling_prof.render.figures.style import (
     GREY,
@@ -13,6 +12,7 @@ from ling_prof.render.figures.style import (
     MEASURED,
     ends,
     figure,
+    go,
     lines,
     nothing,
     rows_height,

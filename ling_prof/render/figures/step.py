@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from ling_prof.render.figures.style import (
     CLASS_COLOURS,
@@ -14,6 +13,7 @@ from ling_prof.render.figures.style import (
     ends,
     faint,
     figure,
+    go,
     lines,
     named,
     nothing,
@@ -27,6 +27,7 @@ from ling_prof.timeline import CLASSES
 from ling_prof.units import show_time
 
 CUT = 1.3  # of the longest step that counts: bars beyond are cut, and say how long they are
+FEW = 10  # bars
 MOST_STEPS = 400  # bars; more steps are drawn as the means of neighbours
 SITES = 6
 NO_STEP = "No step counts in this recording: there is no mean step to show."
@@ -45,30 +46,22 @@ def ledger_steps(report: Mapping[str, Any], device: int | None = None, dark: boo
     where = np.array([group[0]["index"] + (len(group) - 1) / 2 for group in groups])
     heads = [_step_head(group) for group in groups]
     bars = [_step_bars(c, where, table[:, i], heads, size) for i, c in enumerate(CLASSES) if table[:, i].any()]
-    walls, usual = table.sum(1) / size, _usual(groups) / size
     title = "step" if each == 1 else f"step (each bar the mean of {each})"
     across = {"title": title, "dtick": 1} if len(groups) <= 30 else {"title": title}
-    shown = figure(bars, dark, 380, barmode="stack", xaxis=across, yaxis={"title": unit})
-    if usual and walls.max() > CUT * usual:
-        cut = [_cut_bar(x, wall * size) for x, wall in zip(where, walls, strict=True) if wall > CUT * usual]
-        shown.update_layout(annotations=cut, yaxis_range=[0, CUT * usual])
-    return shown
+    limit = CUT * max((step["wall_ns"] for step in steps if not step["note"] and step["round"] >= 0), default=0)
+    if not 0 < limit < table.sum(1).max():
+        return figure(bars, dark, 380, barmode="stack", xaxis=across, yaxis={"title": unit})
+    up: dict[str, Any] = {"title": unit, "range": [0, limit / size]}
+    notes = _cut_bars(where, table.sum(1), limit)
+    return figure(bars, dark, 380, barmode="stack", xaxis=across, yaxis=up, annotations=notes)
 
 
-def _usual(groups: Sequence[Sequence[Mapping[str, Any]]]) -> float:
-    """The longest of those that count in means, ns; 0 where none does."""
-    walls = [
-        np.mean([step["wall_ns"] for step in group])
-        for group in groups
-        if not group[0]["note"] and group[0]["round"] >= 0
-    ]
-    return max(walls, default=0.0)
-
-
-def _cut_bar(where: float, wall: float) -> dict[str, Any]:
-    """What is written at the top of a bar that reaches out of the figure."""
-    note = {"text": f"\u2191 {show_time(wall)}", "showarrow": False, "yref": "paper", "yanchor": "top"}
-    return {**note, "x": where, "y": 1, "bgcolor": GREY, "font": {"color": "#ffffff", "size": 11}}
+def _cut_bars(where: np.ndarray, walls: np.ndarray, end: float) -> list[dict[str, Any]]:
+    """What is written at the top of bars that reach out of the figure, of up to FEW."""
+    note = {"showarrow": False, "yref": "paper", "yanchor": "top", "y": 1, "bgcolor": GREY}
+    note |= {"font": {"color": "#ffffff", "size": 11}, "textangle": 0 if len(where) < FEW else -90}
+    cut = [(x, wall) for x, wall in zip(where, walls, strict=True) if wall > end]
+    return [{**note, "x": x, "text": f"{show_time(wall)} \u2191"} for x, wall in cut] if len(cut) <= FEW else []
 
 
 def _step_bars(name: str, where: np.ndarray, ns: np.ndarray, heads: list[str], size: float) -> go.Bar:

@@ -51,13 +51,15 @@ INK = {False: ("#1f2328", "#d8dde3", "#ffffff"), True: ("#e6e8eb", "#3a424d", "#
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif"
 SCALES = ((2e3, 1, "ns"), (2e6, 1e3, "us"), (2e9, 1e6, "ms"))
 LONGEST = 160  # characters of a name in a figure
+# With MathJax around, $ begins a formula.
+MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"})
 
 
 def text(name: object, most: int = LONGEST) -> str:
     """A name from a recording or a file as plotly shows it: itself, never markup. The only way in for names."""
     shown = one_line(str(name))
     shown = shown if len(shown) <= most else shown[: most - 3] + "..."
-    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return shown.translate(MARKUP)
 
 
 def lines(*parts: str) -> str:

@@ -5,19 +5,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
-from ling_prof.render.figures.style import COLOURS, MEASURED, figure, lines, named, nothing, on, scale, text
+from ling_prof.render.figures.style import COLOURS, MEASURED, figure, go, lines, named, nothing, on, scale, text
 from ling_prof.roles import ROLES
 from ling_prof.units import show_time
 from ling_prof.window import Window
 
 THICK, LANE = 17, 24  # px: of a box, of a lane
 ABOVE, BELOW, KEY = 28, 52, 20  # px: of the buttons, of the axis, of a row of the legend
+LABELS = 150  # written on boxes
 KEYS = 6  # entries in a row of the legend
 WIDE, LETTER = 900, 6.5  # px a figure is usually wide, and a letter on a box
 HOVERS = 150  # of the window: the farthest apart two points lie on which a long box can be pointed at
-LEGEND = {"call": "call", "blocking": "blocking call", "function": "function"}
 
 
 def timeline(window: Window, dark: bool = False) -> go.Figure:
@@ -30,7 +29,8 @@ def timeline(window: Window, dark: bool = False) -> go.Figure:
     traces = [*_boxes(window, size), _hovers(window, size)]
     lanes = list(range(len(window.lanes)))
     rows = {"tickvals": lanes, "ticktext": [text(lane, 40) for lane in window.lanes], "range": [len(lanes) - 0.4, -0.6]}
-    across = {"title": f"{unit} from the start of the step", "range": _seen(window, size)}
+    seen = [(window.start - window.origin) / size, (window.end - window.origin) / size]
+    across = {"title": f"{unit} from the start of the step", "range": seen}
     fixed = {"fixedrange": True, "zeroline": False, "showgrid": False}
     below = BELOW + KEY * -(-window.boxes["group"].nunique() // KEYS)
     return figure(
@@ -45,11 +45,6 @@ def timeline(window: Window, dark: bool = False) -> go.Figure:
     )
 
 
-def _seen(window: Window, size: float) -> list[float]:
-    """The range of the axis, from the start of the step."""
-    return [(window.start - window.origin) / size, (window.end - window.origin) / size]
-
-
 def _boxes(window: Window, size: float) -> Iterator[go.Scattergl]:
     for group, boxes in window.boxes.groupby("group", sort=False):
         x = np.full((len(boxes), 3), np.nan)
@@ -60,16 +55,16 @@ def _boxes(window: Window, size: float) -> Iterator[go.Scattergl]:
             y=y,
             mode="lines",
             line={"width": THICK, "color": COLOURS[group]},
-            name=named(group) if group in ROLES else LEGEND.get(group, group),
+            name=named(group) if group in ROLES else "blocking call" if group == "blocking" else group,
             hoverinfo="skip",
         )
 
 
 def _labels(window: Window, size: float) -> list[dict[str, Any]]:
     """What boxes are called, written on those wide enough for it."""
-    boxes = window.boxes
-    letters = (boxes["end"] - boxes["start"]) / (window.end - window.start) * WIDE / LETTER
-    wide = boxes[(boxes["label"].str.len() < letters) & (boxes["count"] == 1)]
+    length = window.boxes["end"] - window.boxes["start"]
+    boxes = window.boxes.assign(letters=length / (window.end - window.start) * WIDE / LETTER)
+    wide = boxes[(boxes["label"].str.len() < boxes["letters"]) & (boxes["count"] == 1)]
     return [
         {
             "x": ((box.start + box.end) / 2 - window.origin) / size,
@@ -78,7 +73,7 @@ def _labels(window: Window, size: float) -> list[dict[str, Any]]:
             "font": {"size": 11, "color": on(COLOURS[box.group])},
             "showarrow": False,
         }
-        for box in wide.itertuples()
+        for box in wide.nlargest(LABELS, "letters").itertuples()
     ]
 
 
