@@ -14,8 +14,7 @@ from ling_prof.analyses import run
 from ling_prof.report import summary
 from ling_prof.roles import ROLES, family, same_name
 from ling_prof.timeline import CLASSES
-from ling_prof.trace import Trace
-from ling_prof.view import Options, View, require_steps, view_of
+from ling_prof.view import View, require_steps
 
 BATCH = re.compile(r"\bbs=(\d+)|_generation_(\d+)")
 
@@ -91,9 +90,8 @@ class Account:
         return [found[code] for code in codes]
 
 
-def account(trace: Trace, options: Options) -> Account:
-    """The account of a recording. Raises UserError, naming it, where no step of the focus counts."""
-    seen = view_of(trace, options)
+def account(seen: View) -> Account:
+    """The account of a view. Raises UserError, naming the recording, where no step of the focus counts."""
     require_steps(seen)
     said = summary(seen)
     ledger = run("ledger", seen).loc[seen.chosen.index]

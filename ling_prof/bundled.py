@@ -21,6 +21,34 @@ def recordings() -> list[dict[str, Any]]:
     return json.loads((folder() / "manifest.json").read_text())
 
 
+def every() -> dict[str, dict[str, Any]]:
+    """Those and the rungs of the ladder, by their path from the folder; none where this installation has none."""
+    try:
+        rows = {row["file"]: row for row in recordings()}
+    except UserError:
+        return {}
+    ladder = json.loads((folder() / "ladder/manifest.json").read_text())
+    return rows | {f"ladder/{row['file']}": row for row in ladder}
+
+
+def results() -> list[Path]:
+    """The committed measurements, docs/results/*.json; none where this installation has none."""
+    here = Path(__file__).parent
+    return sorted(path for place in (here / "results", here.parent / "docs/results") for path in place.glob("*.json"))
+
+
+def app() -> Path:
+    """The script that streamlit runs; in a wheel alone in its folder, which streamlit puts on the path.
+
+    Raises UserError when this installation has none.
+    """
+    here = Path(__file__).parent
+    for place in (here / "dashboard/app.py", here.parent / "app.py"):
+        if place.exists():
+            return place
+    raise UserError("this installation has no app.py; install the wheel or run from a checkout.")
+
+
 def demo() -> tuple[Path, str | None]:
     """The demo recording and its unprofiled step time, as --unprofiled-tpot takes it."""
     row = next(r for r in recordings() if r.get("demo"))

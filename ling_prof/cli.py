@@ -478,6 +478,20 @@ def demo(top: Top = 5, as_json: AsJson = False) -> None:
     answer("report", report_on(path, view_options(tpot)), top, as_json)
 
 
+@app.command("app")
+def app_(
+    trace: Annotated[
+        Path | None, typer.Argument(metavar="TRACE", help="What to begin with; default: the demo.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 8501, or the next that is free.")] = None,
+    headless: Annotated[bool, typer.Option("--headless", help="Open no browser.")] = False,
+) -> None:
+    """Opens the dashboard in a browser, on this machine alone; needs ling-prof[app]."""
+    from ling_prof.render.app.serve import serve
+
+    serve(trace, port, headless)
+
+
 class Recorders(typer.core.TyperGroup):
     """The recorder stands right behind `record`; where none does, what stands there is a command for nsys to run."""
 

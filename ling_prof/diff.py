@@ -37,7 +37,7 @@ from ling_prof.steps import NO_STEPS, WHOLE
 from ling_prof.timeline import BUSY, CLASSES
 from ling_prof.trace import Trace
 from ling_prof.units import show_time
-from ling_prof.view import Options
+from ling_prof.view import Options, View, view_of
 
 RESAMPLES = 2000
 Difference = tuple[str, Any, Any]  # what, in A, in B
@@ -49,7 +49,12 @@ def diff(a: Trace, b: Trace, options: tuple[Options, Options] = (Options(), Opti
     Raises UserError where a recording has no such step and, unless `force`, where no step was found, or the GPUs or the
     phases differ; with `force` these are among the warnings, as other unlike conditions always are.
     """
-    one, other = account(a, options[0]), account(b, options[1])
+    return diff_of(view_of(a, options[0]), view_of(b, options[1]), force)
+
+
+def diff_of(a: View, b: View, force: bool = False) -> Diff:
+    """As `diff`, of views that are there already."""
+    one, other = account(a), account(b)
     warnings = _warnings(one, other, force)
     kernels = list(_kernels(one, other))
     wall, *classes = _classes(one, other)

@@ -49,6 +49,11 @@ class View:
     options: Options
 
     @cached_property
+    def answers(self) -> dict[str, pd.DataFrame]:
+        """What `analyses.run` has found already, by name."""
+        return {}
+
+    @cached_property
     def timeline(self) -> Timeline:
         return Timeline(self.ops)
 

@@ -30,7 +30,16 @@ def question(name: str) -> str:
 
 
 def run(name: str, view: View) -> pd.DataFrame:
-    """The rows of one analysis, with exactly its declared columns. May raise `Missing`."""
+    """The rows of one analysis, with exactly its declared columns; of a view always the same frame: do not write to it.
+
+    May raise `Missing`.
+    """
+    if name not in view.answers:
+        view.answers[name] = _rows(name, view)
+    return view.answers[name]
+
+
+def _rows(name: str, view: View) -> pd.DataFrame:
     frame = ANALYSES[name].rows(view)
     declared = list(ANALYSES[name].COLUMNS)
     if list(frame.columns) != declared:

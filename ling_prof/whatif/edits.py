@@ -37,9 +37,10 @@ def runs(graph: Graph, mask: np.ndarray, apart: np.ndarray | None = None) -> np.
     for kind in (graph.round, graph.layer.codes, *([] if apart is None else [apart])):
         follows &= kind[before] == kind[inside]
     group[inside[~follows]] = np.arange((~follows).sum())
+    found = group.tolist()
     for i, at in zip(inside[follows].tolist(), before[follows].tolist(), strict=True):
-        group[i] = group[at]
-    return group
+        found[i] = found[at]
+    return np.array(found, np.int64)
 
 
 def _nearest(graph: Graph) -> np.ndarray:
@@ -160,10 +161,10 @@ def merge(graph: Graph, mask: np.ndarray, costs: Costs) -> Graph:
     merged = np.flatnonzero(target >= 0)
     if not len(merged):
         return graph
-    duration = graph.duration.copy()
+    duration, empty = graph.duration.tolist(), round(costs.empty)
     for i, into in zip(merged.tolist(), target[merged].tolist(), strict=True):
-        duration[into] += max(0, int(duration[i]) - round(costs.empty))
-    return drop(graph.with_(duration=duration), target >= 0)
+        duration[into] += max(0, duration[i] - empty)
+    return drop(graph.with_(duration=np.array(duration, np.int64)), target >= 0)
 
 
 def fuse(

@@ -8,7 +8,7 @@ back.
 
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,12 +25,18 @@ class Text(NamedTuple):
 
     def fits(self, pattern: str) -> np.ndarray:
         """Where the regular expression finds itself, as a mask."""
-        return np.array([bool(re.search(pattern, value)) for value in self.values] or [False])[self.codes]
+        return np.array([_found(pattern, value) for value in self.values] or [False])[self.codes]
 
     def renamed(self, old: str, new: str) -> "Text":
         """`new` where `old` or `new` stands."""
         codes = np.where(self.fits(f"^({old}|{new})$"), len(self.values), self.codes)
         return Text(codes, np.append(self.values, new))
+
+
+@lru_cache(maxsize=65536)
+def _found(pattern: str, value: str) -> bool:
+    """Of a few names, asked for again by every edit."""
+    return re.search(pattern, value) is not None
 
 
 def text_of(strings: np.ndarray) -> Text:
@@ -107,5 +113,7 @@ class Graph:
         return np.where((at >= 0) & (np.arange(len(self.start)) < last[at]), at, -1)
 
     def with_(self, **arrays: Any) -> "Graph":
-        """A copy with other arrays."""
-        return replace(self, **arrays)
+        """A copy with other arrays; of those that say where rounds begin and end none is another one."""
+        copy = replace(self, **arrays)
+        copy.__dict__["round"] = self.round
+        return copy

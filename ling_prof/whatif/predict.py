@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ from ling_prof.whatif import edits
 from ling_prof.whatif.build import build
 from ling_prof.whatif.costs import Costs, Reckoning, reckoning
 from ling_prof.whatif.critical import critical_path, host_slack
-from ling_prof.whatif.graph import Graph
+from ling_prof.whatif.graph import Graph, Text
 from ling_prof.whatif.replay import Replay, calibrated, replay
 
 SCHEMA = "ling-prof.whatif/1"
@@ -33,8 +33,10 @@ NOTHING = "these edits find nothing to change here"
 REMEDY = "mend or uninstall the package it comes from"
 SHORT = 0.8  # of the device's recorded time: profiling does not add that much to it
 MISSED = 0.01  # of the unprofiled step: farther off, the replay was not calibrated
+KEPT = 32  # edited graphs
 LEAST_BAND = 0.005  # of the step, to either side: two measurements of one program differ by as much
 Edit = Callable[[Graph, Costs], Graph]
+Base = tuple[Graph, Replay, Costs]
 
 
 def passes() -> dict[str, ModuleType]:
@@ -93,48 +95,81 @@ class Predictor:
         return 100 * (self.unchanged.step / self.recorded - 1)
 
     @cached_property
-    def bases(self) -> list[tuple[Graph, Replay, Costs]]:
-        """What the edits are applied to, the likeliest first; the others span the band.
+    def base(self) -> Base:
+        """What the edits are applied to, as is likeliest."""
+        return self._base(self.costs.likely.traced)
+
+    @cached_property
+    def bases(self) -> list[Base]:
+        """`base`, then others that span the band.
 
         With an unprofiled step they differ in how much of the difference is the profiler's work on the device; without,
         in whether the host is as slow as recorded or takes no time.
         """
-        likely, ends = self.costs.likely, self.costs.ends
+        graph, base, likely = self.base
         if self.step is None:
-            others = [(self.graph, replay(self.graph, 0.0), likely)]
-            return [*((self.graph, self.unchanged, costs) for costs in (likely, *ends)), *others]
-        graphs = [edits.untraced(self.graph, traced) for traced in (likely.traced, 0.0, 2 * likely.traced)]
-        base, *others = [(graph, calibrated(graph, self.step), likely) for graph in graphs]
-        return [base, *((*base[:2], costs) for costs in ends), *others]
+            others = [(graph, replay(graph, 0.0), likely)]
+        else:
+            others = [self._base(traced) for traced in (0.0, 2 * likely.traced)]
+        return [self.base, *((graph, base, costs) for costs in self.costs.ends), *others]
 
-    def steps(self, chosen: Mapping[str, Edit]) -> list[float]:
-        """The median round after these edits together, ns, on each of the bases."""
-        return [self._after(chosen, *base) for base in self.bases]
+    def _base(self, traced: float) -> Base:
+        """As it would be without a profiler that lengthens a node of a graph by so many ns."""
+        if self.step is None:
+            return self.graph, self.unchanged, self.costs.likely
+        graph = edits.untraced(self.graph, traced)
+        return graph, calibrated(graph, self.step), self.costs.likely
+
+    def predicted(self, chosen: Mapping[str, Edit]) -> float:
+        """The median round after these edits together, ns: as is likeliest, of one replay."""
+        graph, base, costs = self.base
+        by = tuple(chosen.values())
+        return _step(graph, base, _chained(by, graph, self._edited(by), costs))
+
+    @cached_property
+    def _edited(self) -> Callable[[tuple[Edit, ...]], Graph]:
+        """The graph of `base` after some edits. The latest are kept: with another pass, those before it are done."""
+        graph, _, costs = self.base
+
+        @lru_cache(maxsize=KEPT)
+        def edited(by: tuple[Edit, ...]) -> Graph:
+            return by[-1](edited(by[:-1]), costs) if by else graph
+
+        return edited
+
+    def steps(self, chosen: Mapping[str, Edit], predicted: float | None = None) -> list[float]:
+        """The median round after these edits together, ns, on each of the bases; the first is not replayed again where
+        it is known."""
+        first = self.predicted(chosen) if predicted is None else predicted
+        return [first, *(self._after(chosen, *base) for base in self.bases[1:])]
+
+    def sites(self, chosen: Mapping[str, Edit]) -> list[tuple[str, float]]:
+        """What these edits change, as in an Outcome; nothing is replayed."""
+        return _sites(self.graph, edited_by(chosen, self.graph, self.costs.likely))
 
     @property
     def room(self) -> float:
         """What the band gets to either side, ns."""
-        return LEAST_BAND * self.bases[0][1].step + abs(self.unchanged.step - self.recorded)
+        return LEAST_BAND * self.base[1].step + abs(self.unchanged.step - self.recorded)
 
-    def outcome(self, chosen: Mapping[str, Edit]) -> Outcome:
-        """Of these edits together."""
+    def outcome(self, chosen: Mapping[str, Edit], predicted: float | None = None) -> Outcome:
+        """Of these edits together; what `predicted` said of them may be given."""
         before = [base.step for _, base, _ in self.bases]
-        sites = _sites(self.graph, edited_by(chosen, self.graph, self.costs.likely))
+        sites = self.sites(chosen)
         if not sites:
             return Outcome(before[0], before[0], 0.0, 0.0, 0.0, [])
-        after = self.steps(chosen)
+        after = self.steps(chosen, predicted)
         saved = [one - other for one, other in zip(before, after, strict=True)]
         high = min(before[0], max(saved) + self.room)  # no step takes less than nothing
         return Outcome(before[0], after[0], saved[0], min(saved) - self.room, high, sites)
 
     def _after(self, chosen: Mapping[str, Edit], graph: Graph, base: Replay, costs: Costs) -> float:
-        edited = edited_by(chosen, graph, costs)
-        return base.step if edited is graph else replay(edited, base.pace, base.stretch).step
+        return _step(graph, base, edited_by(chosen, graph, costs))
 
     @property
     def basis(self) -> str:
         """What the prediction rests on, in sentences."""
-        base = self.bases[0][1]
+        base = self.base[1]
         if self.step is None:
             host = "The host is as slow as while profiled, its savings are upper bounds: give --unprofiled-tpot"
         elif abs(base.step - self.step) > MISSED * self.step:
@@ -154,9 +189,18 @@ def edited_by(chosen: Mapping[str, Edit], graph: Graph, costs: Costs) -> Graph:
     edited = graph
     for edit in chosen.values():
         edited = edit(edited, costs)
-    if edited is graph or not (graph.node & (graph.gap < 0)).any() or edits.unchain in chosen.values():
-        return edited
-    return edits.chain(edited, costs, only_early=True)
+    return _chained(tuple(chosen.values()), graph, edited, costs)
+
+
+def _chained(by: tuple[Edit, ...], before: Graph, after: Graph, costs: Costs) -> Graph:
+    if after is before or not (before.node & (before.gap < 0)).any() or edits.unchain in by:
+        return after
+    return edits.chain(after, costs, only_early=True)
+
+
+def _step(before: Graph, base: Replay, after: Graph) -> float:
+    """The median round of an edited graph, ns, at the pace at which the other one took that of `base`."""
+    return base.step if after is before else replay(after, base.pace, base.stretch).step
 
 
 def _sites(before: Graph, after: Graph) -> list[tuple[str, float]]:
@@ -165,10 +209,20 @@ def _sites(before: Graph, after: Graph) -> list[tuple[str, float]]:
         return []
     ops = np.any([getattr(before, n) != getattr(after, n) for n in ("duration", "gap", "launch", "gone")], axis=0)
     calls = np.flatnonzero(before.awaits != after.awaits)
-    found = Counter(short_name(str(name)) for name in before.name.values[before.name.codes[ops]])
-    found.update(str(site) for site in before.site.values[before.site.codes[calls]])
+    found: Counter[str] = Counter()
+    for name, times in _counted(before.name, np.flatnonzero(ops)):
+        found[short_name(name)] += times
+    for site, times in _counted(before.site, calls):
+        found[site] += times
     rounds = max(1, len(before.begins))
     return [(name, count / rounds) for name, count in found.most_common()]
+
+
+def _counted(text: Text, rows: np.ndarray) -> Iterator[tuple[str, int]]:
+    """Each string of these rows and how often it stands there, in the order of their first."""
+    codes, first, count = np.unique(text.codes[rows], return_index=True, return_counts=True)
+    for i in np.argsort(first).tolist():
+        yield str(text.values[codes[i]]), int(count[i])
 
 
 def asked_for(values: Iterable[str]) -> list[str]:
@@ -247,7 +301,7 @@ def listing(trace: Trace, options: Options = Options(), table: Path | None = Non
     rows = alone(found)
     names = [row["edits"][0] for row in rows]
     together = chosen(names)
-    graph, base, _ = found.bases[0]
+    graph, base, _ = found.base
     path = {name: round(ns) for name, ns in critical_path(graph, base).items()}
     slack = host_slack(graph, base)
     more = {"critical_path": path, "host_slack_ns": None if slack is None else round(slack)}

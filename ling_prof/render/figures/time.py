@@ -27,8 +27,8 @@ def timeline(window: Window, dark: bool = False) -> go.Figure:
     length = window.end - window.start
     size, unit = scale(length)
     traces = [*_boxes(window, size), _hovers(window, size)]
-    lanes = list(range(len(window.lanes)))
-    rows = {"tickvals": lanes, "ticktext": [text(lane, 40) for lane in window.lanes], "range": [len(lanes) - 0.4, -0.6]}
+    lanes = [-i for i in range(len(window.lanes))]  # downwards: plotly.js 4.2 draws no line on a reversed axis right
+    rows = {"tickvals": lanes, "ticktext": [text(lane, 40) for lane in window.lanes], "range": [0.4 - len(lanes), 0.6]}
     seen = [(window.start - window.origin) / size, (window.end - window.origin) / size]
     across = {"title": f"{unit} from the start of the step", "range": seen}
     fixed = {"fixedrange": True, "zeroline": False, "showgrid": False}
@@ -49,7 +49,7 @@ def _boxes(window: Window, size: float) -> Iterator[go.Scattergl]:
     for group, boxes in window.boxes.groupby("group", sort=False):
         x = np.full((len(boxes), 3), np.nan)
         x[:, 0], x[:, 1] = boxes["start"] - window.origin, boxes["end"] - window.origin
-        y = np.repeat(boxes["lane"].to_numpy(float), 3)
+        y = np.repeat(-boxes["lane"].to_numpy(float), 3)
         yield go.Scattergl(
             x=x.ravel() / size,
             y=y,
@@ -68,7 +68,7 @@ def _labels(window: Window, size: float) -> list[dict[str, Any]]:
     return [
         {
             "x": ((box.start + box.end) / 2 - window.origin) / size,
-            "y": box.lane,
+            "y": -box.lane,
             "text": text(box.label),
             "font": {"size": 11, "color": on(COLOURS[box.group])},
             "showarrow": False,
@@ -88,7 +88,7 @@ def _hovers(window: Window, size: float) -> go.Scattergl:
     said = np.array([_said(box) for box in boxes.itertuples()], object)
     return go.Scattergl(
         x=(at - window.origin) / size,
-        y=boxes["lane"].to_numpy()[of],
+        y=-boxes["lane"].to_numpy()[of],
         mode="markers",
         marker={"size": THICK, "opacity": 0},
         text=said[of],

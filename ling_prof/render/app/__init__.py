@@ -1,0 +1,1 @@
+"""The dashboard: one page, one file with a `show`. `store` reads and analyses, once; pages only show."""

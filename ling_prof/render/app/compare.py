@@ -1,0 +1,125 @@
+"""Two recordings, class by class and kernel by kernel; and benchmarks beside each other."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from ling_prof import bench_report
+from ling_prof.bundled import results
+from ling_prof.diff_report import Diff
+from ling_prof.errors import UserError
+from ling_prof.ops import devices
+from ling_prof.render import figures
+from ling_prof.render.app import pick, sidebar, store
+from ling_prof.render.app.frame import careful, draw, kept, plain, table
+from ling_prof.render.app.step import US
+from ling_prof.render.app.store import Chosen
+from ling_prof.units import show_time
+
+TITLE = "Compare"
+OTHER = "other"
+WAYS = {pick.HERE: "Compare with", pick.UPLOAD: "Upload a second trace", pick.PATH: "Path of a second trace"}
+FORCE = "Unlike recordings or benchmarks are refused; with this they are compared, with warnings."
+MOST = 100  # rows of a table
+
+
+def show(chosen: Chosen | None) -> None:
+    st.title("Compare")
+    force = kept(st.toggle, "Compare what is unlike", "force", False, help=FORCE)
+    if chosen is not None:
+        _recordings(chosen, force)
+    _benches(force)
+
+
+@careful
+def _recordings(a: Chosen, force: bool) -> None:
+    st.subheader("Two recordings")
+    st.markdown(plain(f"A is {a.source.name}, the recording of the sidebar."))
+    left, right = st.columns(2, gap="large")
+    with left:
+        pick.draw(WAYS, OTHER, sidebar.recordings())
+    source = pick.picked(OTHER, sidebar.recordings())
+    if source is None:
+        st.info("Choose the second recording, B: one that comes along, an upload, or a path.")
+        return
+    with right:
+        asked = sidebar.ruler(source, " of B")
+    options = sidebar.options({**a.options.__dict__, **asked, "device": None})
+    b = Chosen(source, options, devices(store.trace(source))[0])
+    _change(store.diff(a, b, force))
+
+
+def _change(found: Diff) -> None:
+    wall = found["wall"]
+    columns = st.columns(3)
+    columns[0].metric("Median step of A", show_time(wall["a_ns"]))
+    columns[1].metric("Median step of B", show_time(wall["b_ns"]))
+    share = f"{100 * wall['change_ns'] / wall['a_ns']:+.1f} %"
+    columns[2].metric("Change", show_time(wall["change_ns"]), share, "inverse")
+    for line in found["warnings"]:
+        st.warning(plain(line))
+    draw(figures.diff_classes, found, key="diff")
+    st.subheader("By role")
+    table(_work(found["roles"]), "diff roles")
+    st.subheader("By kernel")
+    table(_work(found["names"][:MOST]), "diff names")
+    st.subheader("What was added, removed and replaced")
+    edits = [
+        {
+            "change, us": edit["change_ns"] / US,
+            "times": edit["count"],
+            "in A": " + ".join(edit["removed"]) or "nothing",
+            "in B": " + ".join(edit["added"]) or "nothing",
+        }
+        for edit in found["edits"][:MOST]
+    ]
+    table(pd.DataFrame(edits), "diff edits") if edits else st.markdown(
+        "Both steps run the same kernels in the same order."
+    )
+
+
+def _work(rows: Any) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {
+                "name": row["name"],
+                "in A, us": row["a_ns"] / US,
+                "in B, us": row["b_ns"] / US,
+                "change, us": row["change_ns"] / US,
+                "of it busy": row["busy_change_ns"] / US,
+                "of it idle": row["idle_change_ns"] / US,
+                "ops in A": row["a_count"],
+                "ops in B": row["b_count"],
+            }
+            for row in rows
+        ]
+    )
+
+
+def _committed() -> dict[str, Path]:
+    return {path.name: path for path in results() if store.schema(store.at(path)) == bench_report.SCHEMA}
+
+
+@careful
+def _benches(force: bool) -> None:
+    st.subheader("Benchmarks")
+    there = _committed()
+    names = kept(st.multiselect, "Bench files", "benches", [], options=list(there), placeholder="None chosen")
+    uploads = st.file_uploader("Upload bench files", accept_multiple_files=True, key="bench upload")
+    sources = [*(store.at(there[name], name) for name in names), *map(store.uploaded, uploads)]
+    if not sources:
+        st.info("Choose files that `ling-prof bench --output` wrote; of two it is said whether they differ.")
+        return
+    benches = {source.name: store.bench(source) for source in sources}
+    if len(benches) < len(sources):
+        raise UserError("two bench files have the same name; rename one of them.")
+    draw(figures.bench, benches, key="benches figure")
+    if len(benches) == 2:
+        (a, old), (b, new) = benches.items()
+        found = bench_report.compare(old, new, force, (a, b))
+        change = f"{show_time(1e3 * found['change_us'])} ({found['change_pct']:+.2f} %)"
+        st.markdown(plain(f"From {a} (A) to {b} (B): {change}. {found['verdict'].capitalize()}."))
+        for line in found["warnings"]:
+            st.warning(plain(line))

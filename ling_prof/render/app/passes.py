@@ -1,0 +1,136 @@
+"""Passes and other edits as switches: the step they would make, replayed together, and the measured one beside it."""
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from ling_prof.ablation_report import Ablation
+from ling_prof.render import figures
+from ling_prof.render.app import sidebar, store
+from ling_prof.render.app.frame import careful, draw, kept, plain, table
+from ling_prof.render.app.step import heading
+from ling_prof.render.app.store import Chosen, Sites
+from ling_prof.units import show_time
+from ling_prof.whatif.predict import NOTHING, Outcome, asked_for, passes
+from ling_prof.whatif.predict import chosen as edits_of
+
+TITLE = "Passes"
+MS = 1e6  # ns
+ACROSS = 3
+ALIKE = 0.05  # of the step: farther apart, the ablation is of another program or machine
+SITES = 3  # of a pass, in its hint
+MEASURED = "The step in the row of the ablation with exactly these passes."
+OTHERS = "As ling-prof whatif takes them: -pdl, -lateness, wait=REGEX, drop=REGEX, zero=ROLE or ROLE=0.5; one a line."
+
+
+def show(chosen: Chosen) -> None:
+    st.title("What would help")
+    heading(chosen)
+    predictor = store.predictor(chosen)
+    _switches(chosen)
+    said = f"{predictor.basis} Unchanged, the replay is off by {predictor.replay_error:+.2f} %."
+    st.caption(plain(said))
+    for line in predictor.graph.cannot_say:
+        st.caption(plain(f"{line}."))
+    _alone(chosen)
+
+
+@st.fragment
+@careful
+def _switches(chosen: Chosen) -> None:
+    numbers = st.container()
+    asked = _asked(store.sites(chosen))
+    edits = tuple(edits_of(asked))
+    now = store.predictor(chosen).base[1].step
+    columns = numbers.columns(4)
+    columns[0].metric("Step now", show_time(round(now)))
+    predicted, saved = columns[1].empty(), columns[2].empty()
+    with columns[3]:
+        _measured(chosen, edits, now)
+    _number(predicted, "Predicted step", store.predicted(chosen, edits), "")
+    outcome = store.outcome(chosen, edits)
+    step, low, high = outcome.predicted, outcome.step - outcome.high, outcome.step - outcome.low
+    _number(predicted, "Predicted step", step, f"{round(step):,} ns; {_ns(low)} to {_ns(high)}" if edits else "")
+    share = f"{100 * outcome.saved / now:.1f} %; {_ns(outcome.low)} to {_ns(outcome.high)}"
+    _number(saved, "Saved", outcome.saved, share if edits else "")
+    _sites(outcome, bool(edits))
+
+
+def _ns(time: float) -> str:
+    return show_time(round(time))
+
+
+def _number(place: Any, label: str, time: float, more: str) -> None:
+    """A time as ling-prof whatif prints it."""
+    with place.container():
+        st.metric(label, _ns(time))
+        st.caption(plain(more))
+
+
+def _asked(sites: dict[str, Sites]) -> list[str]:
+    """The switches; only passes that find something here have one."""
+    there, on = passes(), []
+    st.subheader("Passes that find something here")
+    if not sites:
+        st.markdown("No pass finds anything to change in this recording.")
+    columns = st.columns(ACROSS)
+    for i, (name, where) in enumerate(sites.items()):
+        removes = getattr(there[name], "removes", "")
+        shown = ", ".join(f"{site} x{count:g}" for site, count in where[:SITES])
+        hint = plain(f"removes {removes}; here a step: {shown}")
+        if kept(columns[i % ACROSS].toggle, name, f"pass {name}", False, help=hint):
+            on.append(name)
+    lines = kept(st.text_area, "Other edits", "edits", "", help=OTHERS, placeholder="wait=item\n-pdl", height=80)
+    return on + [edit for edit in asked_for(line for line in lines.splitlines() if line.strip()) if edit]
+
+
+def _sites(outcome: Outcome, asked: bool) -> None:
+    if not outcome.sites:
+        st.markdown(plain(f"{NOTHING}." if asked else "Switch a pass on to see what a step would take with it."))
+        return
+    with st.expander("What these edits change"):
+        rows = pd.DataFrame(outcome.sites[:200], columns=["site", "a step"])
+        table(rows, "sites")
+
+
+def _measured(chosen: Chosen, edits: tuple[str, ...], now: float) -> None:
+    found, said = measured(chosen.source.name, edits, now)
+    st.metric("Measured step", "-" if found is None else _ns(found), help=MEASURED)
+    st.caption(plain(said))
+
+
+def measured(name: str, edits: tuple[str, ...], now: float) -> tuple[float | None, str]:
+    """The step, ns, that the ablation measured with exactly these passes; and against what, or why there is none."""
+    source = sidebar.ablation()
+    if source is None:
+        return None, "no ablation report is chosen"
+    of = store.ablation(source)
+    on = recorded_with(of, name)
+    steps = {frozenset(row["passes"]): row["step_ms"] for row in of["rows"]}
+    base, found = steps.get(on), steps.get(on | set(edits))
+    if base is None or abs(base * MS - now) > ALIKE * now:
+        took = "has no step to compare" if base is None else f"begins at {_ns(base * MS)}"
+        return None, f"{source.name} {took}: another program or machine"
+    if found is None:
+        return None, f"{source.name} has no row with exactly these passes"
+    return found * MS, f"in {source.name}; {100 * (1 - found / base):.1f} % less than without them"
+
+
+def recorded_with(of: Ablation, name: str) -> frozenset[str]:
+    """The passes that were on in a recording of that name, where it is one of the ladder's."""
+    on: set[str] = set()
+    for rung in of["ladder"]:
+        on |= set(filter(None, rung["added"].split("+")))
+        if rung["trace"] and name.split("/")[-1] == rung["trace"]:
+            return frozenset(on)
+    return frozenset()
+
+
+def _alone(chosen: Chosen) -> None:
+    report = store.report(chosen.source, chosen.options)
+    if chosen.device != report["summary"][0]["device"]:
+        return
+    st.subheader("What each would save alone")
+    st.markdown("From a few rounds in the middle. These do not add up: together they are replayed, above.")
+    draw(figures.savings, report["helps"]["rows"], key="savings")

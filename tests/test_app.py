@@ -1,0 +1,437 @@
+"""The dashboard: every page in streamlit's own test harness, its numbers those of the command line, nothing twice."""
+
+import gzip
+import io
+import json
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from build import annotation, cpu_op, kineto, launch, runtime, text
+from conftest import BUNDLED
+from test_cli import DEMO, cli, refused
+
+st = pytest.importorskip("streamlit")
+pytest.importorskip("plotly")
+
+from streamlit.testing.v1 import AppTest  # noqa: E402
+
+from ling_prof.bundled import app, every  # noqa: E402
+from ling_prof.cli import view_options  # noqa: E402
+from ling_prof.errors import UserError  # noqa: E402
+from ling_prof.render.app import download, frame, passes, serve, store, tables  # noqa: E402
+from ling_prof.units import show_time  # noqa: E402
+
+PAGES = ("step", "tables", "passes", "ablation", "compare", "download")
+LADDER = BUNDLED / "ladder/00-baseline.json.gz"
+ABLATION = BUNDLED.parent / "docs/results/h200-tiny-ablation.json"
+HOSTILE = "<script>alert(1)</script>![x](http://evil.test/x.png) $x$ :red[y]"
+
+
+def script(name: str, given: str) -> None:
+    """What streamlit runs: it takes the source of this function alone."""
+    from importlib import import_module
+
+    page, frame, sidebar = (import_module(f"ling_prof.render.app.{one}") for one in (name, "frame", "sidebar"))
+    frame.run(page, sidebar.choose(given))
+
+
+def visit(name: str, given: object = "") -> AppTest:
+    at = AppTest.from_function(script, default_timeout=120, args=(name, str(given))).run()
+    assert not at.exception, at.exception
+    return at
+
+
+def labelled(widgets, label: str):
+    return next(widget for widget in widgets if widget.label == label)
+
+
+def metrics(at: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in at.metric}
+
+
+def unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text)
+
+
+def sentences(at: AppTest) -> list[str]:
+    """The errors on the page."""
+    return [unescaped(error.value) for error in at.error]
+
+
+def decode(devices: int = 1, steps: int = 6, name: str = "gemm", phase: str = "decode_step") -> list[dict]:
+    """Steps of 1000 us: on each device three kernels of 100 us, and 50 us more on the later ones."""
+    events, corr = [], 0
+    for number in range(steps):
+        at = 1000 * number
+        events.append(annotation(f"{phase}_{number}", at, 900))
+        for device in range(devices):
+            for i in range(3):
+                corr += 1
+                begun = at + 100 + 250 * i
+                events += launch(name, begun, 100 + 50 * device, corr, call=begun - 50, call_dur=10, device=device)
+        events.append(runtime("cudaDeviceSynchronize", at + 700, 150, 0))
+    return events
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_shows_the_demo(name):
+    at = visit(name)
+    assert at.title
+    said = sentences(at)
+    assert len(said) == (name == "tables")  # the demo has no layers, and says so
+    assert all("to know" in one or "record" in one for one in said)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in every() if "ladder" not in name))
+def test_every_recording_that_comes_along_has_a_step_and_predictions(name):
+    at = visit("step", BUNDLED / name)
+    assert metrics(at)["Mean step"]
+    assert not sentences(at)
+    assert metrics(visit("passes", BUNDLED / name))["Predicted step"]
+
+
+def test_the_app_navigates_to_every_page(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["app.py", str(LADDER)])
+    at = AppTest.from_file(str(app()), default_timeout=120).run()
+    assert not at.exception
+    assert at.title[0].value == "Where the time of a step goes"
+    assert labelled(at.text_input, "Path of a trace").value == str(LADDER)
+    assert labelled(at.text_input, "Unprofiled TPOT").value == "2.7277ms"  # known by content
+
+
+def test_the_numbers_of_a_step_are_those_of_the_report():
+    at = visit("step", DEMO)
+    found = json.loads(cli("report", DEMO, "--json", "--unprofiled-tpot", "2.223ms").stdout)["summary"][0]
+    assert metrics(at)["Mean step"] == show_time(found["wall_ns"]["mean"])
+    assert metrics(at)["Without a profiler"] == "2.223 ms"
+    assert found["ruler"] in [unescaped(text.value) for text in at.markdown]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"traceEvents": [ {"ph": "X", ', "the JSON ends inside traceEvents"),
+        (b"", "the file is empty"),
+        (b"hello", "neither JSON nor SQLite"),
+        (b'{"traceEvents": []}', "without any event"),
+        (text(cpu_op("aten::add", 1, 2)).join(('{"traceEvents": [', "]}")).encode(), "GPU"),
+    ],
+)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_broken_upload_ends_in_one_sentence_that_names_it(name, content, said):
+    at = visit(name)
+    labelled(at.file_uploader, "Upload a trace").set_value(("mine *b*.json", content, "application/json"))
+    at.run()
+    assert not at.exception
+    (sentence,) = sentences(at)
+    assert sentence.startswith("mine *b*.json: ")
+    assert said in sentence
+    assert bool(metrics(at)) == (name == "ablation")  # which needs no recording
+
+
+def test_a_path_that_is_none_and_options_that_are_none_end_in_a_sentence(tmp_path):
+    assert sentences(visit("step", tmp_path / "none.json")) == [f"{tmp_path}/none.json: no such file; check the path."]
+    at = visit("step", DEMO)
+    labelled(at.text_input, "Unprofiled TPOT").set_value("soon").run()
+    assert "Unprofiled TPOT 'soon' is not a time" in sentences(at)[0]
+    labelled(at.text_input, "Unprofiled TPOT").set_value("2ms").run()
+    labelled(at.text_input, "Steps by regular expression").set_value("(").run()
+    assert len(sentences(at)) == 1
+
+
+def test_without_a_choice_the_page_says_what_to_do():
+    at = visit("step")
+    labelled(at.selectbox, "Recording").set_value(None).run()
+    assert "Choose a recording" in at.info[0].value
+    assert not at.title
+
+
+def test_what_was_touched_last_is_shown(tmp_path):
+    at = visit("step", kineto(tmp_path, decode()))
+    assert labelled(at.selectbox, "Recording").value is None
+    labelled(at.selectbox, "Recording").set_value("ladder/00-baseline.json.gz").run()
+    assert labelled(at.text_input, "Path of a trace").value == ""
+    assert "ladder/00-baseline.json.gz" in unescaped(at.caption[0].value)
+    labelled(at.file_uploader, "Upload a trace").set_value(("up.json", (tmp_path / "trace.json").read_bytes(), ""))
+    at.run()
+    assert labelled(at.selectbox, "Recording").value is None
+    assert unescaped(at.caption[0].value).startswith("up.json, a kineto recording")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_hostile_name_stays_text(tmp_path, name):
+    path = kineto(tmp_path, decode(name=HOSTILE), name="<b>hostile.json")
+    at = visit(name, path)
+    if name == "passes":
+        labelled(at.text_area, "Other edits").set_value("drop=script").run()
+    shown = [*at.markdown, *at.caption, *at.error, *at.info, *at.warning]
+    for one in shown:
+        assert not getattr(one.proto, "allow_html", False)
+        assert not re.search(r"(?<!\\)<", re.sub(r"`[^`]*`", "", one.value)), one.value
+        assert not re.search(r"(?<!\\)!\[|(?<!\\)\$|(?<!\\):red", one.value), one.value
+    for figure in at.get("plotly_chart"):
+        assert "<script" not in figure.proto.spec
+        assert "<b>" not in figure.proto.spec
+    if name == "tables":
+        assert HOSTILE in {cell for frame in at.dataframe for cell in frame.value.to_numpy().ravel()}
+
+
+def test_a_recording_without_a_decode_step_says_so(tmp_path):
+    path = kineto(tmp_path, decode(phase="prefill_step"))
+    at = visit("step", path)
+    assert "No decode step counts here" in at.info[0].value
+    assert not sentences(at)
+    assert "no decode step to look at" in sentences(visit("passes", path))[0]
+    at = visit("tables", path)
+    assert any("What does a decode step cost?" in unescaped(one.value) for one in at.markdown)
+    for name in ("compare", "download"):
+        assert not sentences(visit(name, path))
+
+
+def test_several_devices_have_a_chooser(tmp_path):
+    at = visit("step", kineto(tmp_path, decode(devices=2)))
+    chooser = labelled(at.selectbox, "Device")
+    assert chooser.value == 1  # the busiest
+    busy = metrics(at)["Device busy"]
+    chooser.set_value(0).run()
+    assert metrics(at)["Device busy"] != busy
+    assert "device 0" in at.caption[0].value
+    assert not [box for box in visit("step").selectbox if box.label == "Device"]
+
+
+def test_the_window_of_a_step_is_drawn_anew(tmp_path):
+    at = visit("step", DEMO)
+    until = labelled(at.number_input, "To, us").value
+    labelled(at.button, "Zoom in").click().run()
+    since = labelled(at.number_input, "From, us").value
+    assert since == pytest.approx(until / 4)
+    assert labelled(at.number_input, "To, us").value == pytest.approx(3 * until / 4)
+    for _ in range(3):
+        labelled(at.button, "Earlier").click().run()
+    assert labelled(at.number_input, "From, us").value == 0
+    labelled(at.button, "Whole step").click().run()
+    assert labelled(at.number_input, "To, us").value == until
+    labelled(at.number_input, "To, us").set_value(0.0).run()
+    assert "has no length" in sentences(at)[0]
+    labelled(at.number_input, "Step shown").set_value(0).run()
+    assert not sentences(at)
+
+
+def test_search_finds_rows_in_any_case_and_says_what_it_does_not_find():
+    at = visit("tables", LADDER)
+    labelled(at.text_input, "Search").set_value("MOE GROUPED").run()
+    assert {"MoE grouped GEMM"} == {role for frame in at.dataframe for role in frame.value.get("role", [])}
+    assert any("holds" in one.value for one in at.markdown)
+
+
+def test_tables_send_no_more_rows_than_are_shown():
+    at = visit("tables", LADDER)
+    assert max(len(frame.value) for frame in at.dataframe) == tables.ROWS[0]
+
+
+def asked(at: AppTest, *names: str) -> AppTest:
+    for name in names:
+        labelled(at.toggle, name).set_value(True)
+    return at.run()
+
+
+@pytest.mark.parametrize(
+    ("path", "tpot", "names", "more"),
+    [
+        (DEMO, "2.223ms", ("host_run_ahead", "cuda_graph"), ""),
+        (str(LADDER), "2.7277ms", ("moe_fuse", "host_run_ahead", "pdl"), ""),
+        (str(LADDER), "2.7277ms", ("bf16_gate",), "wait=item\n-pdl\ndense_gemm=0.5"),
+        (str(LADDER), "", ("seam_graph", "splitk_gemv"), ""),
+    ],
+)
+def test_the_predicted_step_is_the_number_of_the_command(path, tpot, names, more):
+    at = visit("passes", path)
+    labelled(at.text_input, "Unprofiled TPOT").set_value(tpot).run()
+    labelled(at.text_area, "Other edits").set_value(more)
+    asked(at, *names)
+    do = [part for edit in (",".join(names), *more.splitlines()) for part in ("--do", edit)]
+    said = cli("whatif", path, *do, *(["--unprofiled-tpot", tpot] if tpot else []), "--json")
+    found = json.loads(said.stdout)
+    assert metrics(at)["Predicted step"] == show_time(found["predicted_ns"])
+    assert f"{found['predicted_ns']:,} ns; " in " ".join(unescaped(one.value) for one in at.caption)
+    low, high = show_time(found["low_ns"]), show_time(found["high_ns"])
+    assert f"{low} to {high}" in " ".join(unescaped(one.value) for one in at.caption)
+    assert metrics(at)["Saved"] == show_time(found["saved_ns"])
+    assert not sentences(at)
+
+
+def test_only_passes_that_find_something_have_a_switch():
+    found = json.loads(cli("whatif", DEMO, "--list", "--unprofiled-tpot", "2.223ms", "--json").stdout)
+    alone = {name for row in found["alone"] for name in row["edits"]}
+    assert {toggle.label for toggle in visit("passes").toggle} == alone
+
+
+def test_an_unknown_edit_ends_in_a_sentence():
+    at = visit("passes")
+    labelled(at.text_area, "Other edits").set_value("hurry").run()
+    assert "no edit 'hurry'" in sentences(at)[0]
+
+
+def test_the_measured_step_is_the_row_with_exactly_these_passes():
+    rows = json.loads(ABLATION.read_text())["rows"]
+    want = next(row["step_ms"] for row in rows if set(row["passes"]) == {"host_run_ahead", "pdl"})
+    at = asked(visit("passes", LADDER), "host_run_ahead", "pdl")
+    assert metrics(at)["Measured step"] == show_time(round(want * 1e6))
+    at = asked(visit("passes", LADDER), "moe_fuse")
+    assert metrics(at)["Measured step"] == "-"
+    assert any("no row with exactly these passes" in unescaped(one.value) for one in at.caption)
+    assert any("another program or machine" in unescaped(one.value) for one in visit("passes", DEMO).caption)
+
+
+def test_a_rung_counts_the_passes_it_was_recorded_with():
+    of = json.loads(ABLATION.read_text())
+    assert passes.recorded_with(of, "ladder/03-pdl.json.gz") == {"host_run_ahead", "seam_graph", "pdl"}
+    assert passes.recorded_with(of, "other.json") == frozenset()
+    at = asked(visit("passes", BUNDLED / "ladder/03-pdl.json.gz"), "moe_align_pairs")
+    rung = next(rung for rung in of["ladder"] if rung["added"] == "moe_align_pairs")
+    assert metrics(at)["Measured step"] == show_time(round(rung["tpot_ms"] * 1e6))
+
+
+def test_the_ablation_page_shows_what_the_file_says_and_refuses_others():
+    at = visit("ablation")
+    of = json.loads(ABLATION.read_text())
+    assert metrics(at)["Baseline TPOT"] == show_time(of["baseline"]["tpot_ms"] * 1e6)
+    verdicts = at.dataframe[0].value
+    assert list(verdicts["pass"]) == [row["pass"] for row in of["attribution"]]
+    upload = labelled(at.file_uploader, "Upload an ablation report")
+    upload.set_value(("mine.json", b'{"schema": "other"}', "application/json")).run()
+    assert sentences(at) == ["mine.json: found other, not ling-prof.ablation/1; measure again with ling-prof ablate."]
+    upload.clear().run()
+    assert "No ablation report is loaded" in at.info[0].value
+
+
+def test_a_failed_gate_comes_first(tmp_path):
+    of = json.loads(ABLATION.read_text())
+    of["gates"][0] |= {"ok": False, "verdict": "token 3 differs"}
+    at = visit("ablation")
+    upload = labelled(at.file_uploader, "Upload an ablation report")
+    upload.set_value(("mine.json", json.dumps(of).encode(), "application/json")).run()
+    assert sentences(at) == ["no passes: token 3 differs"]
+
+
+def test_two_recordings_are_compared_as_the_command_does():
+    at = visit("compare", LADDER)
+    other = "ladder/16-seam_fuse.json.gz"
+    labelled(at.selectbox, "Compare with").set_value(other).run()
+    found = json.loads(cli("diff", str(LADDER), str(BUNDLED / other), "--json").stdout)
+    assert metrics(at)["Change"] == show_time(found["wall"]["change_ns"])
+    assert not sentences(at)
+    labelled(at.text_input, "Path of a second trace").set_value("nowhere.json").run()
+    assert sentences(at) == ["nowhere.json: no such file; check the path."]
+
+
+def test_unlike_recordings_are_refused_unless_asked_for(tmp_path):
+    at = visit("compare", kineto(tmp_path, decode(phase="prefill_step")))
+    labelled(at.radio, "Focus").set_value("prefill")
+    labelled(at.selectbox, "Compare with").set_value("ladder/00-baseline.json.gz").run()
+    assert len(sentences(at)) == 1
+
+
+def test_benchmarks_are_compared():
+    at = visit("compare")
+    names = ["h200-tiny-baseline.json", "h200-flash-tp4-rank-baseline.json"]
+    labelled(at.multiselect, "Bench files").set_value(names).run()
+    assert "differ in" in sentences(at)[0]
+    labelled(at.toggle, "Compare what is unlike").set_value(True).run()
+    assert not sentences(at)
+    assert any("h200-tiny-baseline.json (A)" in unescaped(one.value) for one in at.markdown)
+
+
+def picked(path: object, **options: object) -> store.Chosen:
+    return store.Chosen(store.at(Path(path)), view_options(**options), 0)
+
+
+def test_downloads_are_what_the_commands_write(tmp_path):
+    shown = picked(DEMO, unprofiled_tpot="2.223ms")
+    assert download.as_json(shown) == cli("report", DEMO, "--json", "--unprofiled-tpot", "2.223ms").stdout
+    names = zipfile.ZipFile(io.BytesIO(download.as_csv(shown))).namelist()
+    assert {"gpu.csv", "api.csv", "analysis_ledger.csv"} <= set(names)
+    assert json.loads(gzip.decompress(download.as_perfetto(shown)))["traceEvents"]
+    assert download.as_html(shown).startswith("<!doctype html>")
+    copy = tmp_path / "copy.json.gz"
+    copy.write_bytes(Path(DEMO).read_bytes())
+    assert json.loads(download.as_json(picked(copy, unprofiled_tpot="2.223ms")))["trace"]["path"] == str(copy)
+
+
+def test_values_outlive_a_visit_to_another_page():
+    def two(which: str) -> None:
+        import streamlit as st
+
+        from ling_prof.render.app.frame import kept
+
+        if st.session_state.get("page") != "other":
+            kept(st.text_input, "Words", "words", which)
+
+    at = AppTest.from_function(two, args=("first",)).run()
+    at.text_input[0].set_value("mine").run()
+    at.session_state["page"] = "other"
+    at.run()
+    assert not at.text_input
+    at.session_state["page"] = "back"
+    assert at.run().text_input[0].value == "mine"
+
+
+def test_markdown_shows_text_as_it_is():
+    assert frame.plain("a_b *c* <d> :e: $f$ [g](h)\n!") == r"a\_b \*c\* \<d\> \:e\: \$f\$ \[g\]\(h\)\\n\!"
+
+
+def test_the_command_refuses_before_the_server_starts(tmp_path, monkeypatch):
+    assert "no such file" in refused("app", "nowhere.json", "--headless")
+    (tmp_path / "bad.json").write_text("{")
+    assert "bad.json: " in refused("app", str(tmp_path / "bad.json"), "--headless")
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=re.escape("needs streamlit and plotly; pip install 'ling-prof[app]'.")):
+        serve.serve(None, None, headless=True)
+
+
+def test_a_port_that_is_taken_is_refused():
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind((serve.HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"port {port}" in refused("app", "--port", str(port), "--headless")
+
+
+def test_the_server_serves_this_machine_alone():
+    import socket
+    import urllib.request
+
+    with socket.socket() as probe:
+        probe.bind((serve.HOST, 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "ling_prof.cli", "app", DEMO, "--port", str(port), "--headless"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert answers(f"http://{serve.HOST}:{port}/", server)
+        page = urllib.request.urlopen(f"http://{serve.HOST}:{port}/").read()
+        assert b"streamlit" in page.lower()
+    finally:
+        server.terminate()
+        said, _ = server.communicate(timeout=30)
+    assert "Traceback" not in said
+    assert "0.0.0.0" not in said
+
+
+def answers(url: str, server: subprocess.Popen) -> bool:
+    import urllib.error
+    import urllib.request
+
+    for _ in range(120):
+        try:
+            return urllib.request.urlopen(url).status == 200
+        except (urllib.error.URLError, ConnectionError):
+            assert server.poll() is None, server.communicate()
+            time.sleep(0.5)
+    return False
