@@ -15,7 +15,7 @@ from ling_prof.analyses import layers
 from ling_prof.errors import UserError
 from ling_prof.roles import family, same_name
 from ling_prof.trace import Trace
-from ling_prof.view import Options, View, views
+from ling_prof.view import Options, View, view_of, views
 
 Keys = tuple[list[str], list[str]]  # names without what compilers vary, and their families
 LEAST = 0.5  # of the ops of a round: with fewer paired, it is another model
@@ -26,7 +26,7 @@ def named_from(trace: Trace, other: Trace, options: Options = Options()) -> Trac
 
     Raises UserError where `other` has no step or names no layer, or where the two share too few kernels.
     """
-    source = account(other, Options())
+    source = account(view_of(other, Options()))
     told = layers.of_ops(source.view)[source.op]
     told[told == layers.UNNAMED] = ""
     found, known = np.full(len(trace.gpu), "", object), {}
