@@ -6,7 +6,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from ling_prof import bench_report
+from ling_prof import bench_compare, bench_report
+from ling_prof.bench_compare import Measured
 from ling_prof.bundled import results
 from ling_prof.diff_report import Diff
 from ling_prof.errors import UserError
@@ -110,16 +111,23 @@ def _benches(force: bool) -> None:
     uploads = st.file_uploader("Upload bench files", accept_multiple_files=True, key="bench upload")
     sources = [*(store.at(there[name], name) for name in names), *map(store.uploaded, uploads)]
     if not sources:
-        st.info("Choose files that `ling-prof bench --output` wrote; of two it is said whether they differ.")
+        st.info(
+            "Choose files of `ling-prof bench --output`, or of SGLang's benchmarks; of two it is said how they differ."
+        )
         return
-    benches = {source.name: store.bench(source) for source in sources}
-    if len(benches) < len(sources):
+    found = {source.name: store.bench(source) for source in sources}
+    if len(found) < len(sources):
         raise UserError("two bench files have the same name; rename one of them.")
-    draw(figures.bench, benches, key="benches figure")
-    if len(benches) == 2:
-        (a, old), (b, new) = benches.items()
-        found = bench_report.compare(old, new, force, (a, b))
-        change = f"{show_time(1e3 * found['change_us'])} ({found['change_pct']:+.2f} %)"
-        st.markdown(plain(f"From {a} (A) to {b} (B): {change}. {found['verdict'].capitalize()}."))
-        for line in found["warnings"]:
-            st.warning(plain(line))
+    shown = {name: {"summary": {"tpot_ms": of.tpot_ms}, "lock": of.lock.to_dict()} for name, of in found.items()}
+    draw(figures.bench, shown, key="benches figure")
+    if len(found) == 2:
+        _decided(found, force)
+
+
+def _decided(found: dict[str, Measured], force: bool) -> None:
+    (a, old), (b, new) = found.items()
+    said = bench_compare.compare(old, new, force, (a, b))
+    change = f"{show_time(1e3 * said['change_us'])} a token ({said['change_pct']:+.2f} %)"
+    st.markdown(plain(f"From {a} (A) to {b} (B): {change}. {said['verdict'][:1].upper()}{said['verdict'][1:]}."))
+    for line in said["warnings"]:
+        st.warning(plain(line))

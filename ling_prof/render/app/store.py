@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from ling_prof import ablation_report, bench_report
+from ling_prof import ablation_report
 from ling_prof.analyses.launches import series
+from ling_prof.bench_compare import Measured, measured
 from ling_prof.diff import diff_of
 from ling_prof.diff_report import Diff
 from ling_prof.errors import UserError
@@ -186,6 +187,6 @@ def ablation(source: Source) -> ablation_report.Ablation:
 
 
 @st.cache_resource(max_entries=32, hash_funcs=CONTENT, show_spinner=False)
-def bench(source: Source) -> bench_report.Bench:
-    """Raises UserError for what is none."""
-    return _reads(source, bench_report.load)
+def bench(source: Source) -> Measured:
+    """Of ling-prof, or of SGLang's benchmarks. Raises UserError for what is neither."""
+    return _reads(source, measured)
