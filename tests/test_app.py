@@ -223,6 +223,16 @@ def test_the_window_of_a_step_is_drawn_anew(tmp_path):
     assert not sentences(at)
 
 
+def test_the_window_follows_other_steps(tmp_path):
+    at = visit("step", DEMO)
+    for regex in ("prefill", "", "decode"):
+        until = labelled(at.number_input, "To, us").value
+        labelled(at.number_input, "From, us").set_value(until - 1).run()
+        labelled(at.text_input, "Steps by regular expression").set_value(regex).run()
+        assert not sentences(at)
+        assert labelled(at.number_input, "From, us").value == 0
+
+
 def test_search_finds_rows_in_any_case_and_says_what_it_does_not_find():
     at = visit("tables", LADDER)
     labelled(at.text_input, "Search").set_value("MOE GROUPED").run()
@@ -286,13 +296,33 @@ def test_the_measured_step_is_the_row_with_exactly_these_passes():
     at = asked(visit("passes", LADDER), "moe_fuse")
     assert metrics(at)["Measured step"] == "-"
     assert any("no row with exactly these passes" in unescaped(one.value) for one in at.caption)
-    assert any("another program or machine" in unescaped(one.value) for one in visit("passes", DEMO).caption)
+    at = visit("passes", DEMO)
+    assert metrics(at)["Measured step"] == "-"
+    assert any("no rung of the ladder" in unescaped(one.value) for one in at.caption)
 
 
-def test_a_rung_counts_the_passes_it_was_recorded_with():
+def test_a_slower_step_is_said_to_take_more(monkeypatch):
     of = json.loads(ABLATION.read_text())
-    assert passes.recorded_with(of, "ladder/03-pdl.json.gz") == {"host_run_ahead", "seam_graph", "pdl"}
-    assert passes.recorded_with(of, "other.json") == frozenset()
+    next(row for row in of["rows"] if row["passes"] == ["pdl"])["step_ms"] = 1.03 * of["rows"][0]["step_ms"]
+    monkeypatch.setattr(passes.store, "ablation", lambda source: of)
+    at = asked(visit("passes", LADDER), "pdl")
+    assert any("3.0 % more than without them" in unescaped(one.value) for one in at.caption)
+
+
+def test_without_predictions_it_is_said_why():
+    at = visit("passes", LADDER)
+    labelled(at.radio, "Focus").set_value("prefill").run()
+    assert not sentences(at)
+    assert "No decode step counts." in [unescaped(one.value) for one in at.markdown]
+
+
+def test_a_rung_counts_the_passes_it_was_recorded_with(tmp_path):
+    of = json.loads(ABLATION.read_text())
+    (copy := tmp_path / "00-baseline.json.gz").write_bytes((BUNDLED / "ladder/03-pdl.json.gz").read_bytes())
+    assert passes.recorded_with(of, store.at(copy)) == {"host_run_ahead", "seam_graph", "pdl"}  # whatever its name
+    copy.write_bytes(Path(DEMO).read_bytes())
+    assert passes.recorded_with(of, store.at(copy)) is None
+    assert passes.recorded_with(of, store.at(tmp_path / "03-pdl.json.gz")) is None
     at = asked(visit("passes", BUNDLED / "ladder/03-pdl.json.gz"), "moe_align_pairs")
     rung = next(rung for rung in of["ladder"] if rung["added"] == "moe_align_pairs")
     assert metrics(at)["Measured step"] == show_time(round(rung["tpot_ms"] * 1e6))
@@ -359,9 +389,41 @@ def test_downloads_are_what_the_commands_write(tmp_path):
     assert {"gpu.csv", "api.csv", "analysis_ledger.csv"} <= set(names)
     assert json.loads(gzip.decompress(download.as_perfetto(shown)))["traceEvents"]
     assert download.as_html(shown).startswith("<!doctype html>")
-    copy = tmp_path / "copy.json.gz"
-    copy.write_bytes(Path(DEMO).read_bytes())
-    assert json.loads(download.as_json(picked(copy, unprofiled_tpot="2.223ms")))["trace"]["path"] == str(copy)
+
+
+def test_files_of_one_content_keep_their_own_names(tmp_path):
+    a, b = (kineto(tmp_path, decode(phase="prefill_step"), name=name) for name in ("a.json", "b.json"))
+    for shown in map(picked, (a, b)):
+        assert json.loads(download.as_json(shown))["trace"]["path"] == shown.source.name
+        assert shown.source.name in download.as_html(shown)
+        assert store.view(shown).trace.path == shown.source.name
+        with pytest.raises(UserError, match=f"^{re.escape(shown.source.name)}: no decode step"):
+            store.predictor(shown)
+        wrong = picked(shown.source.path, steps="nothing")
+        for make in (download.as_csv, download.as_perfetto):
+            with pytest.raises(UserError, match=f"^{re.escape(shown.source.name)}: no range"):
+                make(wrong)
+    one, other = (picked(path, focus="prefill") for path in (a, b))
+    found = [store.diff(*sides, False) for sides in ((one, other), (other, one))]
+    assert [(diff["a"]["path"], diff["b"]["path"]) for diff in found] == [(str(a), str(b)), (str(b), str(a))]
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x", "a\0b", "x" * 5000, "/dev/null", "."])
+def test_a_path_that_can_be_nowhere_ends_in_a_sentence(path):
+    (sentence,) = sentences(visit("step", path))
+    assert sentence.startswith(path.replace("\0", "\\x00")[:80])
+
+
+def test_uploads_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(store, "UPLOADS", 2)
+    at = visit("step")
+    for number in range(4):
+        content = text(cpu_op("aten::add", number, 2)).join(('{"traceEvents": [', "]}")).encode()
+        labelled(at.file_uploader, "Upload a trace").set_value((f"mine.{number * 'x' * 80}", content, ""))
+        at.run()
+        assert not at.exception
+        assert "GPU" in sentences(at)[0]
+    assert len(list(Path(store._folder().name).iterdir())) == 2
 
 
 def test_values_outlive_a_visit_to_another_page():

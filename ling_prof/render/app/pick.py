@@ -49,5 +49,5 @@ def picked(key: str, files: Mapping[str, Path]) -> Source | None:
     if last == UPLOAD and (upload := state.get(f"{key} {UPLOAD}")):
         return store.uploaded(upload)
     if last == PATH and (given := (state.get(f"{key} {PATH}") or "").strip()):
-        return store.at(Path(given).expanduser(), given)
+        return store.at(given, given)
     return store.at(files[name], name) if name in files else None
