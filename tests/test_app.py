@@ -1,16 +1,24 @@
 """The dashboard: every page in streamlit's own test harness, its numbers those of the command line, nothing twice."""
 
 import gzip
+import inspect
 import io
 import json
 import re
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from browser import opened
 from build import annotation, cpu_op, kineto, launch, runtime, text
 from conftest import BUNDLED
 from test_cli import DEMO, cli, refused
@@ -18,7 +26,9 @@ from test_cli import DEMO, cli, refused
 st = pytest.importorskip("streamlit")
 pytest.importorskip("plotly")
 
+from streamlit import config  # noqa: E402
 from streamlit.testing.v1 import AppTest  # noqa: E402
+from test_figures import strings  # noqa: E402
 
 from ling_prof.bundled import app, every  # noqa: E402
 from ling_prof.cli import view_options  # noqa: E402
@@ -26,6 +36,7 @@ from ling_prof.errors import UserError  # noqa: E402
 from ling_prof.render.app import download, frame, passes, serve, store, tables  # noqa: E402
 from ling_prof.units import show_time  # noqa: E402
 
+config.set_option("server.address", serve.HOST)  # as the command does
 PAGES = ("step", "tables", "passes", "ablation", "compare", "download")
 LADDER = BUNDLED / "ladder/00-baseline.json.gz"
 TPOT = f"{every()['ladder/00-baseline.json.gz']['unprofiled_step_ms']}ms"
@@ -56,7 +67,7 @@ def metrics(at: AppTest) -> dict[str, str]:
 
 
 def unescaped(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text)
+    return re.sub(r"\\(.)", r"\1", text.replace(frame.JOINER, ""))
 
 
 def sentences(at: AppTest) -> list[str]:
@@ -164,20 +175,30 @@ def test_what_was_touched_last_is_shown(tmp_path):
     assert unescaped(at.caption[0].value).startswith("up.json, a kineto recording")
 
 
+def said(at: AppTest) -> Iterator[str]:
+    """What streamlit takes as Markdown: text, labels and hints."""
+    for one in (*at.markdown, *at.caption, *at.error, *at.info, *at.warning, *at.success):
+        assert not getattr(one.proto, "allow_html", False)
+        yield one.value
+    widgets = (at.button, at.toggle, at.selectbox, at.text_input, at.number_input, at.checkbox, at.expander, at.metric)
+    for one in (*chain(*widgets), *at.get("download_button"), *at.get("file_uploader")):
+        yield one.proto.label
+        yield getattr(one.proto, "help", "")
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_hostile_name_stays_text(tmp_path, name):
-    path = kineto(tmp_path, decode(name=HOSTILE), name="<b>hostile.json")
+    path = kineto(tmp_path, decode(name=HOSTILE), name="<b>$x$ hostile.json")
     at = visit(name, path)
     if name == "passes":
         labelled(at.text_area, "Other edits").set_value("drop=script").run()
-    shown = [*at.markdown, *at.caption, *at.error, *at.info, *at.warning]
-    for one in shown:
-        assert not getattr(one.proto, "allow_html", False)
-        assert not re.search(r"(?<!\\)<", re.sub(r"`[^`]*`", "", one.value)), one.value
-        assert not re.search(r"(?<!\\)!\[|(?<!\\)\$|(?<!\\):red", one.value), one.value
+    for one in said(at):
+        assert not re.search(r"(?<!\\)<", re.sub(r"`[^`]*`", "", one)), one
+        assert not re.search(r"(?<!\\)!\[|(?<!\\)\$|(?<!\\):red", one), one
     for figure in at.get("plotly_chart"):
-        assert "<script" not in figure.proto.spec
-        assert "<b>" not in figure.proto.spec
+        texts = list(strings(json.loads(figure.proto.spec)))
+        assert texts
+        assert not [text for text in texts if re.search(r"[<>$]", re.sub("</?b>|<br>", "", text))]
     if name == "tables":
         assert HOSTILE in {cell for frame in at.dataframe for cell in frame.value.to_numpy().ravel()}
 
@@ -309,8 +330,8 @@ def test_a_slower_step_is_said_to_take_more(monkeypatch):
     assert any("3.0 % more than without them" in unescaped(one.value) for one in at.caption)
 
 
-def test_without_predictions_it_is_said_why():
-    at = visit("passes", LADDER)
+def test_without_predictions_it_is_said_why(tmp_path):
+    at = visit("passes", kineto(tmp_path, decode(phase="prefill_step")))
     labelled(at.radio, "Focus").set_value("prefill").run()
     assert not sentences(at)
     assert "No decode step counts." in [unescaped(one.value) for one in at.markdown]
@@ -359,6 +380,18 @@ def test_two_recordings_are_compared_as_the_command_does():
     assert not sentences(at)
     labelled(at.text_input, "Path of a second trace").set_value("nowhere.json").run()
     assert sentences(at) == ["nowhere.json: no such file; check the path."]
+
+
+def test_the_second_recording_has_a_device_and_may_be_cut_off(tmp_path):
+    at = visit("compare", kineto(tmp_path, decode(devices=2)))
+    cut = (tmp_path / "trace.json").read_bytes()[:-20]
+    labelled(at.file_uploader, "Upload a second trace").set_value(("cut.json", cut, "")).run()
+    assert "cut.json: " in sentences(at)[0]
+    labelled(at.checkbox, "Accept a JSON file of B that was cut off (--partial)").set_value(True).run()
+    assert not sentences(at)
+    labelled(at.selectbox, "Device of B").set_value(0).run()
+    assert not sentences(at)
+    assert [box.value for box in at.selectbox if box.label.startswith("Device")] == [1, 0]
 
 
 def test_unlike_recordings_are_refused_unless_asked_for(tmp_path):
@@ -445,7 +478,28 @@ def test_values_outlive_a_visit_to_another_page():
 
 
 def test_markdown_shows_text_as_it_is():
-    assert frame.plain("a_b *c* <d> :e: $f$ [g](h)\n!") == r"a\_b \*c\* \<d\> \:e\: \$f\$ \[g\]\(h\)\\n\!"
+    shown = frame.plain("a_b *c* <d> :e: $f$ [g](h)\n!")
+    assert shown.replace(frame.JOINER, "") == r"a\_b \*c\* \<d\> \:e\: \$f\$ \[g\]\(h\)\\n\!"
+
+
+def test_a_browser_shows_text_as_it_is(tmp_path):
+    woven = "-- http://a.test WWW.b.test <- c@d.test -> std::fire::x :material/home: :streamlit: a -- b >= c <= d ~= e"
+    plain = "ncclKernel<a, b>(x) --force wait=.*item a->b <!-- $1 and 2$ --> `e` ~~f~~ 1. g # h & i &lt; | j <-> k --"
+
+    def two(said: str, label: str) -> None:
+        import streamlit as st
+
+        st.markdown(said)
+        st.button(label)
+
+    source = inspect.cleandoc("\n" + inspect.getsource(two))
+    (tmp_path / "two.py").write_text(f"{source}\ntwo({frame.plain(woven)!r}, {frame.plain(plain)!r})\n")
+    command = ("streamlit", "run", tmp_path / "two.py", f"--server.address={serve.HOST}", "--server.headless=1")
+    with served(*command, "--server.port") as port, opened(f"http://{serve.HOST}:{port}") as (page, _):
+        page.wait_for_selector("button p")
+        texts = [page.inner_text(place) for place in ("[data-testid=stMarkdown] p", "button p")]
+        assert [one.replace(frame.JOINER, "") for one in texts] == [woven, plain]
+        assert not page.query_selector_all("[data-testid=stMarkdown] a, [data-testid=stMarkdown] img")
 
 
 def test_the_command_refuses_before_the_server_starts(tmp_path, monkeypatch):
@@ -458,8 +512,6 @@ def test_the_command_refuses_before_the_server_starts(tmp_path, monkeypatch):
 
 
 def test_a_port_that_is_taken_is_refused():
-    import socket
-
     with socket.socket() as taken:
         taken.bind((serve.HOST, 0))
         taken.listen()
@@ -468,29 +520,41 @@ def test_a_port_that_is_taken_is_refused():
 
 
 def test_the_server_serves_this_machine_alone():
-    import socket
-    import urllib.request
+    with served("ling_prof.cli", "app", DEMO, "--headless", "--port") as port:
+        page = urllib.request.urlopen(f"http://{serve.HOST}:{port}/").read()
+        assert b"streamlit" in page.lower()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=10)
 
+
+def test_a_server_that_others_reach_asks_for_no_path(monkeypatch):
+    config.set_option("server.address", None)
+    try:
+        at = visit("step", DEMO)
+    finally:
+        config.set_option("server.address", serve.HOST)
+    assert metrics(at)["Mean step"]
+    assert "Path of a trace" not in {box.label for box in at.text_input}
+
+
+@contextmanager
+def served(*command: object) -> Iterator[int]:
+    """The port, given as the last word of the command of a module, once it answers there."""
     with socket.socket() as probe:
         probe.bind((serve.HOST, 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "ling_prof.cli", "app", DEMO, "--port", str(port), "--headless"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    words = [sys.executable, "-m", *map(str, command), str(port)]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert answers(f"http://{serve.HOST}:{port}/", server)
-        page = urllib.request.urlopen(f"http://{serve.HOST}:{port}/").read()
-        assert b"streamlit" in page.lower()
+        yield port
     finally:
         server.terminate()
         said, _ = server.communicate(timeout=30)
     assert "Traceback" not in said
-    assert "0.0.0.0" not in said
 
 
 def answers(url: str, server: subprocess.Popen) -> bool:
-    import urllib.error
-    import urllib.request
-
     for _ in range(120):
         try:
             return urllib.request.urlopen(url).status == 200

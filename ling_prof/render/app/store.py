@@ -1,4 +1,4 @@
-"""What the pages show, read and analysed once: kept by the name and the content of the files and the options, the latest few."""
+"""What the pages show, read and analysed once: kept by name, content of the files and options, the latest few."""
 
 import hashlib
 import json
