@@ -6,11 +6,12 @@ import pandas as pd
 import streamlit as st
 
 from ling_prof.ablation_report import Ablation
+from ling_prof.bundled import every
 from ling_prof.render import figures
 from ling_prof.render.app import sidebar, store
 from ling_prof.render.app.frame import careful, draw, kept, plain, said, table
 from ling_prof.render.app.step import heading
-from ling_prof.render.app.store import Chosen, Sites
+from ling_prof.render.app.store import Chosen, Sites, Source
 from ling_prof.units import show_time
 from ling_prof.whatif.predict import NOTHING, Outcome, asked_for, passes
 from ling_prof.whatif.predict import chosen as edits_of
@@ -95,18 +96,20 @@ def _asked(sites: dict[str, Sites]) -> list[str]:
 
 
 def _measured(chosen: Chosen, edits: tuple[str, ...], now: float) -> None:
-    found, why = measured(chosen.source.name, edits, now)
+    found, why = measured(chosen.source, edits, now)
     st.metric("Measured step", "-" if found is None else _ns(found), help=MEASURED)
     st.caption(plain(why))
 
 
-def measured(name: str, edits: tuple[str, ...], now: float) -> tuple[float | None, str]:
+def measured(recording: Source, edits: tuple[str, ...], now: float) -> tuple[float | None, str]:
     """The step, ns, that the ablation measured with exactly these passes; and against what, or why there is none."""
     source = sidebar.ablation()
     if source is None:
         return None, "no ablation report is chosen"
     of = store.ablation(source)
-    on = recorded_with(of, name)
+    on = recorded_with(of, recording)
+    if on is None:
+        return None, f"this recording is no rung of the ladder of {source.name}: its passes are not known"
     steps = {frozenset(row["passes"]): row["step_ms"] for row in of["rows"]}
     base, found = steps.get(on), steps.get(on | set(edits))
     if base is None or abs(base * MS - now) > ALIKE * now:
@@ -114,17 +117,22 @@ def measured(name: str, edits: tuple[str, ...], now: float) -> tuple[float | Non
         return None, f"{source.name} {took}: another program or machine"
     if found is None:
         return None, f"{source.name} has no row with exactly these passes"
-    return found * MS, f"in {source.name}; {100 * (1 - found / base):.1f} % less than without them"
+    return found * MS, f"in {source.name}" + (f"; {_against(found / base)} without them" if edits else "")
 
 
-def recorded_with(of: Ablation, name: str) -> frozenset[str]:
-    """The passes that were on in a recording of that name, where it is one of the ladder's."""
-    on: set[str] = set()
+def _against(ratio: float) -> str:
+    return f"{100 * abs(ratio - 1):.1f} % {'less' if ratio < 1 else 'more'} than"
+
+
+def recorded_with(of: Ablation, recording: Source) -> frozenset[str] | None:
+    """The passes that were on in a rung of the ladder, known by its content; None for any other recording."""
+    files = {row["sha256"]: file for file, row in every().items()}
+    name, on = files.get(recording.digest, ""), set[str]()
     for rung in of["ladder"]:
         on |= set(filter(None, rung["added"].split("+")))
-        if rung["trace"] and name.split("/")[-1] == rung["trace"]:
+        if rung["trace"] and name == f"ladder/{rung['trace']}":
             return frozenset(on)
-    return frozenset()
+    return None
 
 
 def _alone(chosen: Chosen) -> None:
@@ -132,5 +140,8 @@ def _alone(chosen: Chosen) -> None:
     if chosen.device != report["summary"][0]["device"]:
         return
     st.subheader("What each would save alone")
+    if not report["helps"]["rows"]:
+        st.markdown(plain(report["helps"]["basis"]))
+        return
     st.markdown("From a few rounds in the middle. These do not add up: together they are replayed, above.")
     draw(figures.savings, report["helps"]["rows"], key="savings")
