@@ -1,4 +1,4 @@
-"""The dashboard of ling-prof: ling-prof app [TRACE], or streamlit run app.py -- [TRACE]."""
+"""The dashboard of ling-prof, as ling-prof app [TRACE] runs it."""
 
 import sys
 

@@ -194,11 +194,12 @@ def main() -> None:
         if ran := run(name, files, annotations, args):
             tools[name] = ran
     collected = args.output if as_json else args.env / "said.json"
+    collected.parent.mkdir(parents=True, exist_ok=True)
     collected.write_text(json.dumps(tools, indent=1) + "\n")
     if not as_json:
         from peers_page import page
 
-        command = shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]])
+        command = shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]]).replace(str(Path.home()), "~")
         args.output.write_text(page(command, date.today().isoformat(), true, tools))
 
 

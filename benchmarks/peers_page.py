@@ -137,7 +137,8 @@ def idle_table(true: dict[str, dict], tools: dict[str, dict]) -> str:
     files = [f for f in true if not failed(true[f]) and any(f in ran["said"] for ran in tools.values())]
     rows = []
     for file in files:
-        idle = [true_idle(true[file]), *(say(name, ran["said"][file]).idle for name, ran in tools.items())]
+        given = [say(name, ran["said"][file]).idle if file in ran["said"] else None for name, ran in tools.items()]
+        idle = [true_idle(true[file]), *given]
         rows.append([file, *("no answer" if share is None else f"{100 * share:.1f} %" for share in idle)])
     return table(["recording", "true", *titles(tools).values()], rows, "l" + "r" * (1 + len(tools)))
 

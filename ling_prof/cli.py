@@ -243,21 +243,21 @@ def report_(
     layers_from: LayersFrom = None,
     partial: Partial = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one page with figures instead.")] = None,
-    top: Top = 5,
+    top: Annotated[int | None, typer.Option(min=1, help="Rows to show in each table: 5, on a page 12.")] = None,
     as_json: AsJson = False,
 ) -> None:
     chosen = {"steps": steps, "device": device, "stream": stream, "skip": skip, "focus": focus}
     options = view_options(unprofiled_tpot, accept_length=accept_length, **chosen)
     if html is None:
-        answer("report", report_on(trace, options, partial, layers_from), top, as_json)
+        answer("report", report_on(trace, options, partial, layers_from), top or 5, as_json)
         return
     from ling_prof.plain_file import check_writable
-    from ling_prof.render.html import page
+    from ling_prof.render.html import ROWS, page
     from ling_prof.window import median_windows
 
     check_writable(html)
     seen, found = seen_and_found(trace, options, partial, layers_from)
-    _write_page(page(found, median_windows(seen)), html, as_json)
+    _write_page(page(found, median_windows(seen), top or ROWS), html, as_json)
 
 
 def _write_page(text: str, path: Path, as_json: bool) -> None:

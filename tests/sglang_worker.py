@@ -63,23 +63,24 @@ if FAKE.get("void") in ON:
 if FAKE.get("never") and not ON:
     sys.exit("ling-prof: never")
 prove()
-say(
-    {
-        "hardware": ["NVIDIA H200"],
-        "driver": "580",
-        "clocks": {"sm_mhz": 1980.0, "mem_mhz": 3201.0},
-        "python": "3.12",
-        "torch": "2.11",
-        "cuda": "13.0",
-        "triton": "3.6",
-        "server": {},
-        "versions": {"sglang": "0.5.19", "sglang-kernel": "0.4.5", "flashinfer-python": None},
-    }
-)
+FACTS = {
+    "hardware": ["NVIDIA H200"],
+    "driver": "580",
+    "clocks": {"sm_mhz": 1980.0, "mem_mhz": 3201.0},
+    "python": "3.12",
+    "torch": "2.11",
+    "cuda": "13.0",
+    "triton": "3.6",
+    "server": {},
+    "versions": {"sglang": "0.5.19", "sglang-kernel": "0.4.5", "flashinfer-python": None},
+}
+say(FACTS)
 for line in sys.stdin:
     asked = json.loads(line)
     name = asked.pop("do")
-    if name == "proof":
+    if name == "facts":
+        say(FACTS)
+    elif name == "proof":
         prove()
         say({})
     else:

@@ -1,16 +1,24 @@
 """The dashboard: every page in streamlit's own test harness, its numbers those of the command line, nothing twice."""
 
 import gzip
+import inspect
 import io
 import json
 import re
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from browser import opened
 from build import annotation, cpu_op, kineto, launch, runtime, text
 from conftest import BUNDLED
 from test_cli import DEMO, cli, refused
@@ -18,7 +26,9 @@ from test_cli import DEMO, cli, refused
 st = pytest.importorskip("streamlit")
 pytest.importorskip("plotly")
 
+from streamlit import config  # noqa: E402
 from streamlit.testing.v1 import AppTest  # noqa: E402
+from test_figures import strings  # noqa: E402
 
 from ling_prof.bundled import app, every  # noqa: E402
 from ling_prof.cli import view_options  # noqa: E402
@@ -26,6 +36,7 @@ from ling_prof.errors import UserError  # noqa: E402
 from ling_prof.render.app import download, frame, passes, serve, store, tables  # noqa: E402
 from ling_prof.units import show_time  # noqa: E402
 
+config.set_option("server.address", serve.HOST)  # as the command does
 PAGES = ("step", "tables", "passes", "ablation", "compare", "download")
 LADDER = BUNDLED / "ladder/00-baseline.json.gz"
 TPOT = f"{every()['ladder/00-baseline.json.gz']['unprofiled_step_ms']}ms"
@@ -56,7 +67,7 @@ def metrics(at: AppTest) -> dict[str, str]:
 
 
 def unescaped(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text)
+    return re.sub(r"\\(.)", r"\1", text.replace(frame.JOINER, ""))
 
 
 def sentences(at: AppTest) -> list[str]:
@@ -164,20 +175,30 @@ def test_what_was_touched_last_is_shown(tmp_path):
     assert unescaped(at.caption[0].value).startswith("up.json, a kineto recording")
 
 
+def said(at: AppTest) -> Iterator[str]:
+    """What streamlit takes as Markdown: text, labels and hints."""
+    for one in (*at.markdown, *at.caption, *at.error, *at.info, *at.warning, *at.success):
+        assert not getattr(one.proto, "allow_html", False)
+        yield one.value
+    widgets = (at.button, at.toggle, at.selectbox, at.text_input, at.number_input, at.checkbox, at.expander, at.metric)
+    for one in (*chain(*widgets), *at.get("download_button"), *at.get("file_uploader")):
+        yield one.proto.label
+        yield getattr(one.proto, "help", "")
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_hostile_name_stays_text(tmp_path, name):
-    path = kineto(tmp_path, decode(name=HOSTILE), name="<b>hostile.json")
+    path = kineto(tmp_path, decode(name=HOSTILE), name="<b>$x$ hostile.json")
     at = visit(name, path)
     if name == "passes":
         labelled(at.text_area, "Other edits").set_value("drop=script").run()
-    shown = [*at.markdown, *at.caption, *at.error, *at.info, *at.warning]
-    for one in shown:
-        assert not getattr(one.proto, "allow_html", False)
-        assert not re.search(r"(?<!\\)<", re.sub(r"`[^`]*`", "", one.value)), one.value
-        assert not re.search(r"(?<!\\)!\[|(?<!\\)\$|(?<!\\):red", one.value), one.value
+    for one in said(at):
+        assert not re.search(r"(?<!\\)<", re.sub(r"`[^`]*`", "", one)), one
+        assert not re.search(r"(?<!\\)!\[|(?<!\\)\$|(?<!\\):red", one), one
     for figure in at.get("plotly_chart"):
-        assert "<script" not in figure.proto.spec
-        assert "<b>" not in figure.proto.spec
+        texts = list(strings(json.loads(figure.proto.spec)))
+        assert texts
+        assert not [text for text in texts if re.search(r"[<>$]", re.sub("</?b>|<br>", "", text))]
     if name == "tables":
         assert HOSTILE in {cell for frame in at.dataframe for cell in frame.value.to_numpy().ravel()}
 
@@ -221,6 +242,18 @@ def test_the_window_of_a_step_is_drawn_anew(tmp_path):
     assert "has no length" in sentences(at)[0]
     labelled(at.number_input, "Step shown").set_value(0).run()
     assert not sentences(at)
+
+
+def test_the_window_follows_other_steps(tmp_path):
+    halves = [annotation(f"half_{i}", 500 * i, 400) for i in range(6)]
+    at = visit("step", kineto(tmp_path, decode() + halves))
+    labelled(at.number_input, "Step shown").set_value(1).run()
+    until = labelled(at.number_input, "To, us").value
+    labelled(at.number_input, "From, us").set_value(until - 1).run()
+    labelled(at.text_input, "Steps by regular expression").set_value("half").run()
+    assert not sentences(at)
+    assert labelled(at.number_input, "From, us").value == 0
+    assert labelled(at.number_input, "To, us").value < until
 
 
 def test_search_finds_rows_in_any_case_and_says_what_it_does_not_find():
@@ -286,13 +319,33 @@ def test_the_measured_step_is_the_row_with_exactly_these_passes():
     at = asked(visit("passes", LADDER), "moe_fuse")
     assert metrics(at)["Measured step"] == "-"
     assert any("no row with exactly these passes" in unescaped(one.value) for one in at.caption)
-    assert any("another program or machine" in unescaped(one.value) for one in visit("passes", DEMO).caption)
+    at = visit("passes", DEMO)
+    assert metrics(at)["Measured step"] == "-"
+    assert any("no rung of the ladder" in unescaped(one.value) for one in at.caption)
 
 
-def test_a_rung_counts_the_passes_it_was_recorded_with():
+def test_a_slower_step_is_said_to_take_more(monkeypatch):
     of = json.loads(ABLATION.read_text())
-    assert passes.recorded_with(of, "ladder/03-pdl.json.gz") == {"host_run_ahead", "seam_graph", "pdl"}
-    assert passes.recorded_with(of, "other.json") == frozenset()
+    next(row for row in of["rows"] if row["passes"] == ["pdl"])["step_ms"] = 1.03 * of["rows"][0]["step_ms"]
+    monkeypatch.setattr(passes.store, "ablation", lambda source: of)
+    at = asked(visit("passes", LADDER), "pdl")
+    assert any("3.0 % more than without them" in unescaped(one.value) for one in at.caption)
+
+
+def test_without_predictions_it_is_said_why(tmp_path):
+    at = visit("passes", kineto(tmp_path, decode(phase="prefill_step")))
+    labelled(at.radio, "Focus").set_value("prefill").run()
+    assert not sentences(at)
+    assert "No decode step counts." in [unescaped(one.value) for one in at.markdown]
+
+
+def test_a_rung_counts_the_passes_it_was_recorded_with(tmp_path):
+    of = json.loads(ABLATION.read_text())
+    (copy := tmp_path / "00-baseline.json.gz").write_bytes((BUNDLED / "ladder/03-pdl.json.gz").read_bytes())
+    assert passes.recorded_with(of, store.at(copy)) == {"host_run_ahead", "seam_graph", "pdl"}  # whatever its name
+    copy.write_bytes(Path(DEMO).read_bytes())
+    assert passes.recorded_with(of, store.at(copy)) is None
+    assert passes.recorded_with(of, store.at(tmp_path / "03-pdl.json.gz")) is None
     at = asked(visit("passes", BUNDLED / "ladder/03-pdl.json.gz"), "moe_align_pairs")
     rung = next(rung for rung in of["ladder"] if rung["added"] == "moe_align_pairs")
     assert metrics(at)["Measured step"] == show_time(round(rung["tpot_ms"] * 1e6))
@@ -331,6 +384,18 @@ def test_two_recordings_are_compared_as_the_command_does():
     assert sentences(at) == ["nowhere.json: no such file; check the path."]
 
 
+def test_the_second_recording_has_a_device_and_may_be_cut_off(tmp_path):
+    at = visit("compare", kineto(tmp_path, decode(devices=2)))
+    cut = (tmp_path / "trace.json").read_bytes()[:-300]
+    labelled(at.file_uploader, "Upload a second trace").set_value(("cut.json", cut, "")).run()
+    assert "cut.json: " in sentences(at)[0]
+    labelled(at.checkbox, "Accept a JSON file of B that was cut off (--partial)").set_value(True).run()
+    assert not sentences(at)
+    labelled(at.selectbox, "Device of B").set_value(0).run()
+    assert not sentences(at)
+    assert [box.value for box in at.selectbox if box.label.startswith("Device")] == [0, 1]  # B, and A in the sidebar
+
+
 def test_unlike_recordings_are_refused_unless_asked_for(tmp_path):
     at = visit("compare", kineto(tmp_path, decode(phase="prefill_step")))
     labelled(at.radio, "Focus").set_value("prefill")
@@ -359,9 +424,41 @@ def test_downloads_are_what_the_commands_write(tmp_path):
     assert {"gpu.csv", "api.csv", "analysis_ledger.csv"} <= set(names)
     assert json.loads(gzip.decompress(download.as_perfetto(shown)))["traceEvents"]
     assert download.as_html(shown).startswith("<!doctype html>")
-    copy = tmp_path / "copy.json.gz"
-    copy.write_bytes(Path(DEMO).read_bytes())
-    assert json.loads(download.as_json(picked(copy, unprofiled_tpot="2.223ms")))["trace"]["path"] == str(copy)
+
+
+def test_files_of_one_content_keep_their_own_names(tmp_path):
+    a, b = (kineto(tmp_path, decode(phase="prefill_step"), name=name) for name in ("a.json", "b.json"))
+    for shown in map(picked, (a, b)):
+        assert json.loads(download.as_json(shown))["trace"]["path"] == shown.source.name
+        assert shown.source.name in download.as_html(shown)
+        assert store.view(shown).trace.path == shown.source.name
+        with pytest.raises(UserError, match=f"^{re.escape(shown.source.name)}: no decode step"):
+            store.predictor(shown)
+        wrong = picked(shown.source.path, steps="nothing")
+        for make in (download.as_csv, download.as_perfetto):
+            with pytest.raises(UserError, match=f"^{re.escape(shown.source.name)}: no range"):
+                make(wrong)
+    one, other = (picked(path, focus="prefill") for path in (a, b))
+    found = [store.diff(*sides, False) for sides in ((one, other), (other, one))]
+    assert [(diff["a"]["path"], diff["b"]["path"]) for diff in found] == [(str(a), str(b)), (str(b), str(a))]
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x", "a\0b", "x" * 5000, "/dev/null", "."])
+def test_a_path_that_can_be_nowhere_ends_in_a_sentence(path):
+    (sentence,) = sentences(visit("step", path))
+    assert sentence.startswith(path.replace("\0", "\\x00")[:80])
+
+
+def test_uploads_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(store, "UPLOADS", 2)
+    at = visit("step")
+    for number in range(4):
+        content = text(cpu_op("aten::add", number, 2)).join(('{"traceEvents": [', "]}")).encode()
+        labelled(at.file_uploader, "Upload a trace").set_value((f"mine.{number * 'x' * 80}", content, ""))
+        at.run()
+        assert not at.exception
+        assert "GPU" in sentences(at)[0]
+    assert len(list(Path(store._folder().name).iterdir())) == 2
 
 
 def test_values_outlive_a_visit_to_another_page():
@@ -383,7 +480,28 @@ def test_values_outlive_a_visit_to_another_page():
 
 
 def test_markdown_shows_text_as_it_is():
-    assert frame.plain("a_b *c* <d> :e: $f$ [g](h)\n!") == r"a\_b \*c\* \<d\> \:e\: \$f\$ \[g\]\(h\)\\n\!"
+    shown = frame.plain("a_b *c* <d> :e: $f$ [g](h)\n!")
+    assert shown.replace(frame.JOINER, "") == r"a\_b \*c\* \<d\> \:e\: \$f\$ \[g\]\(h\)\\n\!"
+
+
+def test_a_browser_shows_text_as_it_is(tmp_path):
+    woven = "-- http://a.test WWW.b.test <- c@d.test -> std::fire::x :material/home: :streamlit: a -- b >= c <= d ~= e"
+    plain = "ncclKernel<a, b>(x) --force wait=.*item a->b <!-- $1 and 2$ --> `e` ~~f~~ 1. g # h & i &lt; | j <-> k --"
+
+    def two(said: str, label: str) -> None:
+        import streamlit as st
+
+        st.markdown(said)
+        st.button(label)
+
+    source = inspect.cleandoc("\n" + inspect.getsource(two))
+    (tmp_path / "two.py").write_text(f"{source}\ntwo({frame.plain(woven)!r}, {frame.plain(plain)!r})\n")
+    command = ("streamlit", "run", tmp_path / "two.py", f"--server.address={serve.HOST}", "--server.headless=1")
+    with served(*command, "--server.port") as port, opened(f"http://{serve.HOST}:{port}") as (page, _):
+        page.wait_for_selector("button p")
+        texts = [page.inner_text(place) for place in ("[data-testid=stMarkdown] p", "button p")]
+        assert [one.replace(frame.JOINER, "") for one in texts] == [woven, plain]
+        assert not page.query_selector_all("[data-testid=stMarkdown] a, [data-testid=stMarkdown] img")
 
 
 def test_the_command_refuses_before_the_server_starts(tmp_path, monkeypatch):
@@ -396,8 +514,6 @@ def test_the_command_refuses_before_the_server_starts(tmp_path, monkeypatch):
 
 
 def test_a_port_that_is_taken_is_refused():
-    import socket
-
     with socket.socket() as taken:
         taken.bind((serve.HOST, 0))
         taken.listen()
@@ -406,29 +522,41 @@ def test_a_port_that_is_taken_is_refused():
 
 
 def test_the_server_serves_this_machine_alone():
-    import socket
-    import urllib.request
+    with served("ling_prof.cli", "app", DEMO, "--headless", "--port") as port:
+        page = urllib.request.urlopen(f"http://{serve.HOST}:{port}/").read()
+        assert b"streamlit" in page.lower()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=10)
 
+
+def test_a_server_that_others_reach_asks_for_no_path(monkeypatch):
+    config.set_option("server.address", None)
+    try:
+        at = visit("step", DEMO)
+    finally:
+        config.set_option("server.address", serve.HOST)
+    assert metrics(at)["Mean step"]
+    assert "Path of a trace" not in {box.label for box in at.text_input}
+
+
+@contextmanager
+def served(*command: object) -> Iterator[int]:
+    """The port, given as the last word of the command of a module, once it answers there."""
     with socket.socket() as probe:
         probe.bind((serve.HOST, 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "ling_prof.cli", "app", DEMO, "--port", str(port), "--headless"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    words = [sys.executable, "-m", *map(str, command), str(port)]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert answers(f"http://{serve.HOST}:{port}/", server)
-        page = urllib.request.urlopen(f"http://{serve.HOST}:{port}/").read()
-        assert b"streamlit" in page.lower()
+        yield port
     finally:
         server.terminate()
         said, _ = server.communicate(timeout=30)
     assert "Traceback" not in said
-    assert "0.0.0.0" not in said
 
 
 def answers(url: str, server: subprocess.Popen) -> bool:
-    import urllib.error
-    import urllib.request
-
     for _ in range(120):
         try:
             return urllib.request.urlopen(url).status == 200

@@ -67,6 +67,11 @@ def test_many_steps_are_drawn_as_means(report):
     assert {len(bar.x) for bar in figure.data} == {334}
     assert total(figure.data, "y") / 334 == pytest.approx(report["steps"][1]["wall_ns"] / 1e6)
     assert figure.layout.xaxis.title.text == "step (each bar the mean of 3)"
+    mixed = {**many, "steps": [{**report["steps"][0], "note": "warm-up", "index": 0}, *many["steps"][1:]]}
+    said = figures.ledger_steps(mixed).data[0].hovertext[0]
+    assert "steps 0 to 2" in said
+    assert "prefill, decode" in said
+    assert "1 of 3 left out of means" in said
 
 
 def test_a_long_prefill_does_not_flatten_the_decode_steps(report):

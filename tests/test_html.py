@@ -212,6 +212,9 @@ def test_the_command_writes_one_file_or_none(tmp_path):
     assert "open it in a browser" in cli("report", DEMO, "--html", str(out)).stdout
     written = json.loads(cli("report", DEMO, "--html", str(out), "--json").stdout)
     assert written == {"schema": "ling-prof.export/1", "folder": str(tmp_path), "files": ["out.html"]}
+    rows = out.read_text().count("<tr>")
+    assert cli("report", DEMO, "--html", str(out), "--top", "1").returncode == 0
+    assert out.read_text().count("<tr>") < rows
     assert "its folder does not exist" in refused("report", DEMO, "--html", str(tmp_path / "no" / "out.html"))
     assert "it is no regular file" in refused("report", DEMO, "--html", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["out.html"]

@@ -24,7 +24,7 @@ from ling_prof.view import Options
 from ling_prof.window import Window
 
 HERE = Path(__file__).parent
-ROWS = 12  # of a table
+ROWS = 12  # of a table, where nothing else is asked for
 WIDE = 2  # times the room that names have in a terminal
 SECTIONS = {
     "Blocking calls and late host code": ("syncs", "seams"),
@@ -34,8 +34,9 @@ SECTIONS = {
 }
 
 
-def page(report: Report, windows: Sequence[Window]) -> str:
-    """The page: figures and tables of `report`; windows: the timeline to draw of each device in its summary."""
+def page(report: Report, windows: Sequence[Window], top: int = ROWS) -> str:
+    """The page: figures and tables of `report`, of `top` rows at most; windows: the timeline to draw of each device in
+    its summary."""
     style, script = ((HERE / f"page.{kind}").read_text() for kind in ("css", "js"))
     looks = {name: template(name == "dark").to_plotly_json() for name in ("light", "dark")}
     return f"""<!doctype html>
@@ -49,7 +50,7 @@ def page(report: Report, windows: Sequence[Window]) -> str:
 {style}</style>
 </head>
 <body>
-{_lines(_body(report, windows))}
+{_lines(_body(report, windows, top))}
 {_data("looks", json.dumps(looks))}
 <script type="text/plain" id="plotly">{_library()}</script>
 <script>{script}</script>
@@ -92,10 +93,10 @@ def _data(name: str, as_json: str) -> str:
     return f'<script type="application/json" id="{name}">{safe}</script>'
 
 
-def _body(report: Report, windows: Sequence[Window]) -> Iterator[str]:
+def _body(report: Report, windows: Sequence[Window], top: int) -> Iterator[str]:
     sections = [_device(report, *pair) for pair in zip(report["summary"], windows, strict=True)]
-    sections += [("What would help most", _helps(report))]
-    sections += [(title, _tables(report, names)) for title, names in SECTIONS.items()]
+    sections += [("What would help most", _helps(report, top))]
+    sections += [(title, _tables(report, names, top)) for title, names in SECTIONS.items()]
     sections += [("What this recording cannot say", _cannot_say(report))]
     written = [(f"section-{i}", title, _lines(parts)) for i, (title, parts) in enumerate(sections)]
     written = [section for section in written if section[2]]
@@ -164,18 +165,19 @@ def _timeline_said(summary: Mapping[str, Any], window: Window) -> str:
     )
 
 
-def _helps(report: Report) -> Iterator[str]:
+def _helps(report: Report, top: int) -> Iterator[str]:
     if report["helps"]["rows"]:
         said = "What each optimization is predicted to save of a step, alone, with the ends of its band."
         yield _figure("savings", figures.savings(report["helps"]["rows"]), said)
-        yield _table(tables.helps(report, ROWS, WIDE))
+        yield _table(tables.helps(report, top, WIDE))
     else:
-        yield f"<p>{_e(report['helps']['basis'])}</p>"
+        none = "No optimization is predicted to save time. " * (report["helps"]["replay_error_pct"] is not None)
+        yield f"<p>{none}{_e(report['helps']['basis'])}</p>"
 
 
-def _tables(report: Report, names: Sequence[str]) -> Iterator[str]:
+def _tables(report: Report, names: Sequence[str], top: int) -> Iterator[str]:
     for name in names:
-        yield from filter(None, [_table(getattr(tables, name)(report, ROWS, WIDE))])
+        yield from filter(None, [_table(getattr(tables, name)(report, top, WIDE))])
 
 
 def _cannot_say(report: Report) -> Iterator[str]:

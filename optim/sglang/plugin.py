@@ -71,7 +71,7 @@ def _scheduler(asked: Selection, init: Callable[..., None], scheduler: Any, *arg
     except UserError as error:
         proof.save(proof.refusal(rank, str(error)))
         _stop(str(error))
-    with _looked_into():
+    with kept_graphs():
         init(scheduler, *args, **more)
     prove = partial(_prove, scheduler, rank, asked)
     setattr(scheduler, CALLED, prove)
@@ -110,15 +110,6 @@ def _told(name: str) -> Iterator[None]:
     except NotThere as missing:
         here = f"SGLang {proof.version()} cannot switch {name}, which is written for {WRITTEN_FOR}"
         raise NotThere(f"{here}: {missing}; leave {name} out of {selection.VARIABLE}.") from None
-
-
-@contextmanager
-def _looked_into() -> Iterator[None]:
-    """Keeps the nodes of graphs if a proof is asked for."""
-    with ExitStack() as stack:
-        if os.environ.get(proof.VARIABLE):
-            stack.enter_context(kept_graphs())
-        yield
 
 
 def _stop(sentence: str) -> NoReturn:

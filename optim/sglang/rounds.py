@@ -153,7 +153,9 @@ class Rounds:
             self.store.put("text", labelled(combination), [first["tokens"], again["tokens"]])
 
     def _prove(self, combination: Player, worker: Worker) -> None:
-        """Anew: some passes take effect in the first steps only."""
+        """Anew: some passes take effect in the first steps only. The clocks too, now that the GPU has worked."""
+        clocks = worker.ask("facts")["clocks"]
+        self.store.replace("begun", "", {**self.store.get("begun", ""), "clocks": clocks})
         worker.ask("proof")
         self.store.replace("proof", labelled(combination), proof.load(worker.proof))
 

@@ -1,8 +1,7 @@
 """What LING_OPTIM asks for: passes to be on or off, such as "-pdl,+grouped_topk"; the others are left as they are."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from ling_prof.errors import UserError
@@ -54,16 +53,3 @@ def _values(selection: Selection, kind: str) -> dict[str, Any]:
     chosen = named(list(selection))
     pairs = {name: getattr(module, kind, {}) for name, module in chosen.items()}
     return {key: values[selection[name]] for name, pair in pairs.items() for key, values in pair.items()}
-
-
-@contextmanager
-def switched(selection: Selection) -> Iterator[None]:
-    """The variables of `environment` set, and set back after."""
-    wanted = environment(selection)
-    before = {key: os.environ.get(key) for key in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            os.environ.pop(key) if value is None else os.environ.update({key: value})

@@ -1,5 +1,6 @@
 """Two recordings, class by class and kernel by kernel; and benchmarks beside each other."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from ling_prof.bench_compare import Measured
 from ling_prof.bundled import results
 from ling_prof.diff_report import Diff
 from ling_prof.errors import UserError
-from ling_prof.ops import devices
 from ling_prof.render import figures
 from ling_prof.render.app import pick, sidebar, store
 from ling_prof.render.app.frame import careful, draw, kept, plain, table
@@ -20,7 +20,7 @@ from ling_prof.render.app.store import Chosen
 from ling_prof.units import show_time
 
 TITLE = "Compare"
-OTHER = "other"
+OTHER, OF = "other", " of B"
 WAYS = {pick.HERE: "Compare with", pick.UPLOAD: "Upload a second trace", pick.PATH: "Path of a second trace"}
 FORCE = "Unlike recordings or benchmarks are refused; with this they are compared, with warnings."
 MOST = 100  # rows of a table
@@ -46,10 +46,10 @@ def _recordings(a: Chosen, force: bool) -> None:
         st.info("Choose the second recording, B: one that comes along, an upload, or a path.")
         return
     with right:
-        asked = sidebar.ruler(source, " of B")
+        asked, where = sidebar.ruler(source, OF), st.container()
+        source = replace(source, partial=sidebar.partial(source, OF))
     options = sidebar.options({**a.options.__dict__, **asked, "device": None})
-    b = Chosen(source, options, devices(store.trace(source))[0])
-    _change(store.diff(a, b, force))
+    _change(store.diff(a, sidebar.shown(source, options, where, OF), force))
 
 
 def _change(found: Diff) -> None:

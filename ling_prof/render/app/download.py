@@ -16,7 +16,6 @@ from ling_prof.render.app.frame import plain
 from ling_prof.render.app.step import heading
 from ling_prof.render.app.store import Chosen
 from ling_prof.render.html import page
-from ling_prof.report import Report
 from ling_prof.window import median_windows
 
 TITLE = "Download"
@@ -30,23 +29,17 @@ def show(chosen: Chosen) -> None:
         st.subheader(label)
         st.markdown(plain(says))
         name = f"{stem}.{ending}"
-        st.download_button(f"Download {name}", partial(make, chosen), name, key=label, on_click="ignore")
+        st.download_button(f"Download {plain(name)}", partial(make, chosen), name, key=label, on_click="ignore")
 
 
 def as_html(chosen: Chosen) -> str:
     """One page, with the figures of every device."""
-    return page(_report(chosen), median_windows(store.views(chosen.source, chosen.options)))
+    return page(store.report(chosen.source, chosen.options), median_windows(store.views(chosen.source, chosen.options)))
 
 
 def as_json(chosen: Chosen) -> str:
     """As the command prints it."""
-    return _report(chosen).to_json(indent=1) + "\n"
-
-
-def _report(chosen: Chosen) -> Report:
-    """Of the file that is shown: one of the same content, but of another name, may have been read before."""
-    found = store.report(chosen.source, chosen.options).data
-    return Report({**found, "trace": {**found["trace"], "path": chosen.source.name}})
+    return store.report(chosen.source, chosen.options).to_json(indent=1) + "\n"
 
 
 def as_csv(chosen: Chosen) -> bytes:

@@ -16,6 +16,13 @@ from ling_prof.errors import UserError
 from ling_prof.units import one_line
 
 MARKUP = re.compile(r"([!#$&()*+\-.:<>@\[\\\]^_`{|}~])")  # what Markdown may take for more than itself
+# Where streamlit, escapes or not, sees a link, an emoji, an arrow or a dash: a JOINER there hides it.
+WOVEN = re.compile(
+    r"(?<=http)(?=://)|(?<=https)(?=://)|(?<=www)(?=\.)|(?<=[\w.+-])(?=@)"
+    r"|(?<=:)(?=[\w+/-]+:)|(?<=(?<!\S)[-<>~])(?=[-=>]{1,2}(?!\S))",
+    re.IGNORECASE,
+)
+JOINER = "\u2060"  # no width, no break
 LONGEST, WIDE = 400, 40  # characters: of a cell, and of one that would push others off the page
 SPARE = ["zoomIn2d", "zoomOut2d", "autoScale2d", "lasso2d", "select2d"]  # buttons of figures that ours are mistaken for
 FIGURE = {"displaylogo": False, "modeBarButtonsToRemove": SPARE}
@@ -23,7 +30,7 @@ FIGURE = {"displaylogo": False, "modeBarButtonsToRemove": SPARE}
 
 def plain(text: object) -> str:
     """Text from a recording or an error as Markdown that shows it, character for character."""
-    return MARKUP.sub(r"\\\1", one_line(str(text)))
+    return MARKUP.sub(r"\\\1", WOVEN.sub(JOINER, one_line(str(text))))
 
 
 @contextmanager

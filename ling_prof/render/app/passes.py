@@ -6,11 +6,12 @@ import pandas as pd
 import streamlit as st
 
 from ling_prof.ablation_report import Ablation
+from ling_prof.bundled import every
 from ling_prof.render import figures
 from ling_prof.render.app import sidebar, store
-from ling_prof.render.app.frame import careful, draw, kept, plain, table
+from ling_prof.render.app.frame import careful, draw, kept, plain, said, table
 from ling_prof.render.app.step import heading
-from ling_prof.render.app.store import Chosen, Sites
+from ling_prof.render.app.store import Chosen, Sites, Source
 from ling_prof.units import show_time
 from ling_prof.whatif.predict import NOTHING, Outcome, asked_for, passes
 from ling_prof.whatif.predict import chosen as edits_of
@@ -19,7 +20,7 @@ TITLE = "Passes"
 MS = 1e6  # ns
 ACROSS = 3
 ALIKE = 0.05  # of the step: farther apart, the ablation is of another program or machine
-SITES = 3  # of a pass, in its hint
+SITES, MOST = 3, 200  # of a pass, in its hint; of all edits, in a table
 MEASURED = "The step in the row of the ablation with exactly these passes."
 OTHERS = "As ling-prof whatif takes them: -pdl, -lateness, wait=REGEX, drop=REGEX, zero=ROLE or ROLE=0.5; one a line."
 
@@ -29,8 +30,7 @@ def show(chosen: Chosen) -> None:
     heading(chosen)
     predictor = store.predictor(chosen)
     _switches(chosen)
-    said = f"{predictor.basis} Unchanged, the replay is off by {predictor.replay_error:+.2f} %."
-    st.caption(plain(said))
+    st.caption(plain(f"{predictor.basis} Unchanged, the replay is off by {predictor.replay_error:+.2f} %."))
     for line in predictor.graph.cannot_say:
         st.caption(plain(f"{line}."))
     _alone(chosen)
@@ -39,22 +39,32 @@ def show(chosen: Chosen) -> None:
 @st.fragment
 @careful
 def _switches(chosen: Chosen) -> None:
-    numbers = st.container()
-    asked = _asked(store.sites(chosen))
-    edits = tuple(edits_of(asked))
+    numbers = st.columns(4)
+    edits = tuple(edits_of(_asked(store.sites(chosen))))
     now = store.predictor(chosen).base[1].step
-    columns = numbers.columns(4)
-    columns[0].metric("Step now", show_time(round(now)))
-    predicted, saved = columns[1].empty(), columns[2].empty()
-    with columns[3]:
+    numbers[0].metric("Step now", _ns(now))
+    places = numbers[1].empty(), numbers[2].empty()
+    _number(places[0], "Predicted step", store.predicted(chosen, edits), "")
+    with numbers[3], said():
         _measured(chosen, edits, now)
-    _number(predicted, "Predicted step", store.predicted(chosen, edits), "")
-    outcome = store.outcome(chosen, edits)
-    step, low, high = outcome.predicted, outcome.step - outcome.high, outcome.step - outcome.low
-    _number(predicted, "Predicted step", step, f"{round(step):,} ns; {_ns(low)} to {_ns(high)}" if edits else "")
-    share = f"{100 * outcome.saved / now:.1f} %; {_ns(outcome.low)} to {_ns(outcome.high)}"
-    _number(saved, "Saved", outcome.saved, share if edits else "")
-    _sites(outcome, bool(edits))
+    if edits:
+        _outcome(places, store.outcome(chosen, edits))
+    else:
+        _number(places[1], "Saved", 0, "")
+        st.markdown("Switch a pass on to see what a step would take with it.")
+
+
+def _outcome(places: tuple[Any, Any], found: Outcome) -> None:
+    """The numbers again, with their bands."""
+    band = f"{_ns(found.step - found.high)} to {_ns(found.step - found.low)}"
+    _number(places[0], "Predicted step", found.predicted, f"{round(found.predicted):,} ns; {band}")
+    share = f"{100 * found.saved / found.step:.1f} %; {_ns(found.low)} to {_ns(found.high)}"
+    _number(places[1], "Saved", found.saved, share)
+    if not found.sites:
+        st.markdown(plain(f"{NOTHING}."))
+        return
+    with st.expander("What these edits change"):
+        table(pd.DataFrame(found.sites[:MOST], columns=["site", "a step"]), "sites")
 
 
 def _ns(time: float) -> str:
@@ -85,28 +95,21 @@ def _asked(sites: dict[str, Sites]) -> list[str]:
     return on + [edit for edit in asked_for(line for line in lines.splitlines() if line.strip()) if edit]
 
 
-def _sites(outcome: Outcome, asked: bool) -> None:
-    if not outcome.sites:
-        st.markdown(plain(f"{NOTHING}." if asked else "Switch a pass on to see what a step would take with it."))
-        return
-    with st.expander("What these edits change"):
-        rows = pd.DataFrame(outcome.sites[:200], columns=["site", "a step"])
-        table(rows, "sites")
-
-
 def _measured(chosen: Chosen, edits: tuple[str, ...], now: float) -> None:
-    found, said = measured(chosen.source.name, edits, now)
+    found, why = measured(chosen.source, edits, now)
     st.metric("Measured step", "-" if found is None else _ns(found), help=MEASURED)
-    st.caption(plain(said))
+    st.caption(plain(why))
 
 
-def measured(name: str, edits: tuple[str, ...], now: float) -> tuple[float | None, str]:
+def measured(recording: Source, edits: tuple[str, ...], now: float) -> tuple[float | None, str]:
     """The step, ns, that the ablation measured with exactly these passes; and against what, or why there is none."""
     source = sidebar.ablation()
     if source is None:
         return None, "no ablation report is chosen"
     of = store.ablation(source)
-    on = recorded_with(of, name)
+    on = recorded_with(of, recording)
+    if on is None:
+        return None, f"this recording is no rung of the ladder of {source.name}: its passes are not known"
     steps = {frozenset(row["passes"]): row["step_ms"] for row in of["rows"]}
     base, found = steps.get(on), steps.get(on | set(edits))
     if base is None or abs(base * MS - now) > ALIKE * now:
@@ -114,17 +117,22 @@ def measured(name: str, edits: tuple[str, ...], now: float) -> tuple[float | Non
         return None, f"{source.name} {took}: another program or machine"
     if found is None:
         return None, f"{source.name} has no row with exactly these passes"
-    return found * MS, f"in {source.name}; {100 * (1 - found / base):.1f} % less than without them"
+    return found * MS, f"in {source.name}" + (f"; {_against(found / base)} without them" if edits else "")
 
 
-def recorded_with(of: Ablation, name: str) -> frozenset[str]:
-    """The passes that were on in a recording of that name, where it is one of the ladder's."""
-    on: set[str] = set()
+def _against(ratio: float) -> str:
+    return f"{100 * abs(ratio - 1):.1f} % {'less' if ratio < 1 else 'more'} than"
+
+
+def recorded_with(of: Ablation, recording: Source) -> frozenset[str] | None:
+    """The passes that were on in a rung of the ladder, known by its content; None for any other recording."""
+    files = {row["sha256"]: file for file, row in every().items()}
+    name, on = files.get(recording.digest, ""), set[str]()
     for rung in of["ladder"]:
         on |= set(filter(None, rung["added"].split("+")))
-        if rung["trace"] and name.split("/")[-1] == rung["trace"]:
+        if rung["trace"] and name == f"ladder/{rung['trace']}":
             return frozenset(on)
-    return frozenset()
+    return None
 
 
 def _alone(chosen: Chosen) -> None:
@@ -132,5 +140,8 @@ def _alone(chosen: Chosen) -> None:
     if chosen.device != report["summary"][0]["device"]:
         return
     st.subheader("What each would save alone")
+    if not report["helps"]["rows"]:
+        st.markdown(plain(report["helps"]["basis"]))
+        return
     st.markdown("From a few rounds in the middle. These do not add up: together they are replayed, above.")
     draw(figures.savings, report["helps"]["rows"], key="savings")

@@ -11,11 +11,12 @@ from ling_prof.render.app.frame import kept
 from ling_prof.render.app.store import Source
 
 HERE, UPLOAD, PATH = "here", "upload", "path"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def draw(labels: Mapping[str, str], key: str, files: Mapping[str, Path]) -> None:
     """A widget for each way in `labels` (HERE, UPLOAD, PATH -> its label); `files` come along. Their states have keys
-    that begin with `key`."""
+    that begin with `key`. A path of this machine is asked for only where nobody else can reach the server."""
     for way, label in labels.items():
         touched: dict[str, Any] = {"on_change": _touch, "args": (key, way)}
         if way == HERE:
@@ -23,7 +24,7 @@ def draw(labels: Mapping[str, str], key: str, files: Mapping[str, Path]) -> None
             kept(st.selectbox, label, f"{key} {way}", None, **shown, **touched)
         elif way == UPLOAD:
             st.file_uploader(label, key=f"{key} {way}", **touched)
-        else:
+        elif st.get_option("server.address") in LOOPBACK:
             kept(st.text_input, label, f"{key} {way}", "", **touched)
 
 
@@ -49,5 +50,5 @@ def picked(key: str, files: Mapping[str, Path]) -> Source | None:
     if last == UPLOAD and (upload := state.get(f"{key} {UPLOAD}")):
         return store.uploaded(upload)
     if last == PATH and (given := (state.get(f"{key} {PATH}") or "").strip()):
-        return store.at(Path(given).expanduser(), given)
+        return store.at(given, given)
     return store.at(files[name], name) if name in files else None

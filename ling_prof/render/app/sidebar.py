@@ -54,7 +54,8 @@ def choose(given: str = "") -> Chosen | None:
         st.info("Choose a recording, upload a trace or give the path of one, in the sidebar.")
         return None
     with said():
-        return _chosen(replace(source, partial=asked.pop("partial")), asked, where)
+        source = replace(source, partial=asked.pop("partial"))
+        return shown(source, options(asked), where)
     return None
 
 
@@ -85,15 +86,23 @@ def _asked(source: Source) -> dict[str, Any]:
         asked["focus"] = kept(st.radio, "Focus", f"focus {key}", DECODE, options=list(FOCUS), horizontal=True)
         asked["skip"] = kept(st.number_input, "Skip decode steps", f"skip {key}", 0, min_value=0, step=1)
         asked["steps"] = kept(st.text_input, "Steps by regular expression", f"steps {key}", "", help=REGEX) or None
-        asked["partial"] = kept(st.checkbox, "Accept a JSON file that was cut off (--partial)", f"partial {key}", False)
+        asked["partial"] = partial(source)
     return asked
 
 
-def _chosen(source: Source, asked: dict[str, Any], where: Any) -> Chosen:
-    found, trace = options(asked), store.trace(source)
+def partial(source: Source, of: str = "") -> bool:
+    """A widget; labelled as those of `ruler`."""
+    label = f"Accept a JSON file{of} that was cut off (--partial)"
+    return kept(st.checkbox, label, f"partial{of} {source.digest}", False)
+
+
+def shown(source: Source, found: Options, where: Any, of: str = "") -> Chosen:
+    """With the device that is chosen, by a widget in `where` if there are several."""
+    trace = store.trace(source)
     there = devices(trace)
     if len(there) == 1:
         return Chosen(source, found, there[0])
     names = {device: f"{device}: {trace.device_name(device)}" for device in there}
-    shown: dict[str, Any] = {"options": there, "format_func": names.__getitem__}
-    return Chosen(source, found, kept(where.selectbox, "Device", f"device {source.digest}", there[0], **shown))
+    within: dict[str, Any] = {"options": there, "format_func": names.__getitem__}
+    device = kept(where.selectbox, f"Device{of}", f"device{of} {source.digest}", there[0], **within)
+    return Chosen(source, found, device)

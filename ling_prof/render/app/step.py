@@ -85,14 +85,14 @@ def _timeline(chosen: Chosen) -> None:
     steps = view.steps.table
     usual = int(view.chosen.index[view.rounds == view.median_round][0]) if view.n_rounds else int(steps.index[0])
     place, whole = st.columns([1, 3], vertical_alignment="bottom")
-    _once("step shown of", (chosen.source.digest, chosen.device, len(steps)), {"step shown": usual})
+    _once("step shown of", chosen, {"step shown": usual})
     within = {"min_value": 0, "max_value": len(steps) - 1, "step": 1}
     index = int(kept(place.number_input, "Step shown", "step shown", usual, **within))
     step = steps.loc[index]
     start, length = int(step["start"]), int(step["end"] - step["start"])
     note = f", left out of means: {step['note']}" if step["note"] else ""
     whole.markdown(plain(f"{step['phase']} {step['name']}, {show_time(length)}{note}"))
-    begin, end = _window(length, (chosen.source.digest, chosen.device, index))
+    begin, end = _window(length, (chosen, index, length))
     draw(figures.timeline, store.window(chosen, index, start + begin, start + end), key="timeline")
 
 

@@ -1,9 +1,10 @@
-"""What the pages show, read and analysed once: kept by the content of the files and the options, the latest few."""
+"""What the pages show, read and analysed once: kept by name, content of the files and options, the latest few."""
 
 import hashlib
 import json
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from ling_prof import ablation_report
+from ling_prof import ablation_report, plain_file
 from ling_prof.analyses.launches import series
 from ling_prof.bench_compare import Measured, measured
 from ling_prof.diff import diff_of
@@ -28,6 +29,7 @@ from ling_prof.window import Window, thinned
 from ling_prof.window import window as window_of
 
 RECORDINGS = 2  # kept whole: Compare needs two
+UPLOADS = 32  # files on disk: those used last; a later look at another writes it again
 Sites = list[tuple[str, float]]
 
 
@@ -50,8 +52,9 @@ class Chosen:
     device: int
 
 
-def _content(source: Source) -> tuple[str, bool]:
-    return source.digest, source.partial
+def _content(source: Source) -> tuple[str, str, bool]:
+    """With the name, which errors and reports carry: nobody reads another's."""
+    return source.name, source.digest, source.partial
 
 
 CONTENT: dict[str | type, Callable[[Any], Any]] = {
@@ -60,13 +63,13 @@ CONTENT: dict[str | type, Callable[[Any], Any]] = {
 }
 
 
-def at(path: Path, name: str | None = None) -> Source:
-    """A file on this machine. One that is not there is refused when it is read."""
-    try:
+def at(path: Path | str, name: str | None = None) -> Source:
+    """A file on this machine. One that is not there, or can be nowhere, is refused when it is read."""
+    path, digest = Path(path), ""
+    with suppress(OSError, RuntimeError, ValueError):  # no access, no such user, no such name
+        path = path.expanduser()
         state = path.stat()
         digest = _digest(str(path), state.st_mtime_ns, state.st_size) if path.is_file() else ""
-    except OSError:
-        digest = ""
     return Source(name or str(path), path, digest)
 
 
@@ -78,16 +81,20 @@ def _digest(path: str, changed_ns: int, size: int) -> str:
 
 def uploaded(upload: Any) -> Source:
     """A file that streamlit holds, put where readers find it."""
-    path = _kept(upload.file_id, upload)
-    return Source(upload.name, path, path.stem)
+    folder, digest = Path(_folder().name), _content_of(upload.file_id, upload)
+    path = folder / digest
+    if path.exists():
+        path.touch()
+    else:
+        plain_file.write_bytes(bytes(upload.getbuffer()), path)
+        for old in sorted(folder.iterdir(), key=lambda one: one.stat().st_mtime_ns)[:-UPLOADS]:
+            old.unlink()
+    return Source(upload.name, path, digest)
 
 
-@st.cache_resource(max_entries=64, show_spinner=False)
-def _kept(file_id: str, _upload: Any) -> Path:
-    data = _upload.getbuffer()
-    path = Path(_folder().name) / f"{hashlib.sha256(data).hexdigest()}{Path(_upload.name).suffix}"
-    path.write_bytes(data)
-    return path
+@st.cache_data(max_entries=256, show_spinner=False)
+def _content_of(file_id: str, _upload: Any) -> str:
+    return hashlib.sha256(_upload.getbuffer()).hexdigest()
 
 
 @st.cache_resource(show_spinner=False)

@@ -21,6 +21,7 @@ from ling_prof.render.figures.style import (
 )
 from ling_prof.units import show_time
 
+CONDITIONS = {"model": "", "isl": " tokens in", "osl": " out"}
 ROOM = 0.6  # of what changes, left below it
 
 
@@ -89,5 +90,5 @@ def bench(benches: Mapping[str, Mapping[str, Any]], dark: bool = False) -> go.Fi
 
 def _conditions(found: Mapping[str, Any]) -> str:
     lock = found["lock"]
-    passes = ", ".join(lock["passes"]) or "none"
-    return lines(text(f"{lock['model']}, {lock['isl']} tokens in, {lock['osl']} out"), text(f"passes: {passes}"))
+    known = (f"{lock[key]}{what}" for key, what in CONDITIONS.items() if lock[key] is not None)
+    return lines(text(", ".join(known)), text(f"passes: {', '.join(lock['passes']) or 'none'}"))

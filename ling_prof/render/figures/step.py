@@ -70,10 +70,14 @@ def _step_bars(name: str, where: np.ndarray, ns: np.ndarray, heads: list[str], s
 
 
 def _step_head(group: Sequence[Mapping[str, Any]]) -> str:
-    first, wall = group[0], np.mean([step["wall_ns"] for step in group])
-    many = f"steps {first['index']} to {group[-1]['index']}, mean " if len(group) > 1 else f"step {first['index']}, "
-    note = f"left out of means: {first['note']}" if first["note"] else ""
-    return lines(f"{many}{show_time(wall)}", text(f"{first['phase']} {first['name']}"), text(note))
+    first, wall = group[0], show_time(np.mean([step["wall_ns"] for step in group]))
+    if len(group) == 1:
+        note = f"left out of means: {first['note']}" if first["note"] else ""
+        return lines(f"step {first['index']}, {wall}", text(f"{first['phase']} {first['name']}"), text(note))
+    out = sum(bool(step["note"]) for step in group)
+    note = f"{out} of {len(group)} left out of means" if out else ""
+    phases = ", ".join(dict.fromkeys(step["phase"] for step in group))
+    return lines(f"steps {first['index']} to {group[-1]['index']}, mean {wall}", text(phases), note)
 
 
 def ledger_waterfall(report: Mapping[str, Any], device: int | None = None, dark: bool = False) -> go.Figure:
