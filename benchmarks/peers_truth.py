@@ -13,6 +13,9 @@ import pandas as pd
 import ling_prof
 from ling_prof import Trace, UserError
 from ling_prof.intervals import total, union
+from ling_prof.units import show_time
+
+SMALLEST = 0.0005  # share of a step that is told
 
 
 def truth(path: Path) -> dict[str, Any]:
@@ -48,8 +51,10 @@ def mean_step(summary: dict[str, Any]) -> dict[str, Any]:
     if not wall:
         return {"steps": "", "ledger": {}}
     whole = summary["source"].startswith("none found")
-    steps = "the whole" if whole else f"{summary['rounds']} steps of {wall / 1e6:.3f} ms"
-    return {"steps": steps, "ledger": {c: row["mean"] / wall for c, row in summary["ledger"].items() if row["mean"]}}
+    rounds = f"{summary['rounds']} step" + "s" * (summary["rounds"] > 1)
+    steps = "the whole recording" if whole else f"{rounds} of {show_time(wall)}"
+    shares = {name: row["mean"] / wall for name, row in summary["ledger"].items()}
+    return {"steps": steps, "ledger": {name: share for name, share in shares.items() if share >= SMALLEST}}
 
 
 def costliest(syncs: list[dict], summary: dict[str, Any]) -> str:
@@ -59,7 +64,7 @@ def costliest(syncs: list[dict], summary: dict[str, Any]) -> str:
     if not row or not row["focus_idle_ns"]:
         return ""
     site = " < ".join(row["site"].split(" < ")[:2])
-    return f"{row['focus_idle_ns'] / summary['rounds'] / 1e3:.1f} us a step by {row['api']}" + (site and f" at {site}")
+    return f"{show_time(row['focus_idle_ns'] / summary['rounds'])} a step by {row['api']}" + (site and f" at {site}")
 
 
 def annotation(found: Any, trace: Trace) -> tuple[str, int]:

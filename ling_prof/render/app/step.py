@@ -107,7 +107,7 @@ def _window(length: int, of: tuple[Any, ...]) -> tuple[int, int]:
     """Which part of a step of `length` is drawn, ns from its start."""
     most = length / US
     _once("window of", of, {FROM: 0.0, TO: most})
-    begin, end, *buttons = st.columns([2, 2, *[1] * len(MOVES)], vertical_alignment="bottom")
+    begin, end, *buttons = st.columns([1.8, 1.8, *[1.15] * len(MOVES)], gap="xsmall", vertical_alignment="bottom")
     within = {"min_value": 0.0, "max_value": most, "step": most / 50, "format": "%.3f"}
     since = kept(begin.number_input, "From, us", FROM, 0.0, **within)
     until = kept(end.number_input, "To, us", TO, most, **within)

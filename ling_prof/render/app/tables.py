@@ -119,7 +119,7 @@ def _shown(chosen: Chosen, one: Table, wanted: str, most: int) -> None:
     try:
         found = run(one.analysis, view)
     except Missing as missing:
-        raise Missing(missing.what, missing.why, missing.remedy) from None
+        raise Missing(missing.what, missing.why, missing.remedy) from None  # the heading names the file
     rows = pd.DataFrame(one.make(found, max(1, view.n_rounds))) if len(found) else found
     fits = rows[searched(rows, wanted)]
     if not len(found):
