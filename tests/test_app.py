@@ -229,14 +229,14 @@ def test_several_devices_have_a_chooser(tmp_path):
 def test_the_window_of_a_step_is_drawn_anew(tmp_path):
     at = visit("step", DEMO)
     until = labelled(at.number_input, "To, us").value
-    labelled(at.button, "In").click().run()
+    labelled(at.button, "Zoom in").click().run()
     since = labelled(at.number_input, "From, us").value
     assert since == pytest.approx(until / 4)
     assert labelled(at.number_input, "To, us").value == pytest.approx(3 * until / 4)
     for _ in range(3):
         labelled(at.button, "Earlier").click().run()
     assert labelled(at.number_input, "From, us").value == 0
-    labelled(at.button, "All").click().run()
+    labelled(at.button, "Whole step").click().run()
     assert labelled(at.number_input, "To, us").value == until
     labelled(at.number_input, "To, us").set_value(0.0).run()
     assert "has no length" in sentences(at)[0]

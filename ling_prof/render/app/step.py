@@ -17,8 +17,8 @@ from ling_prof.units import show_time
 TITLE = "Step"
 US = 1e3  # ns
 LEAST = 0.1  # us, of a window
-MOVES = {"In": (0.25, 0.75), "Out": (-0.5, 1.5), "Earlier": (-0.5, 0.5), "Later": (0.5, 1.5)}
-MOVES |= {"All": (-inf, inf)}
+MOVES = {"Zoom in": (0.25, 0.75), "Zoom out": (-0.5, 1.5), "Earlier": (-0.5, 0.5), "Later": (0.5, 1.5)}
+MOVES |= {"Whole step": (-inf, inf)}
 FROM, TO = "window from", "window to"  # us from the start of the step
 
 
