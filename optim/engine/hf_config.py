@@ -148,9 +148,10 @@ def read_config(folder: Path, allow_unknown: bool = False) -> Config:
 @contextmanager
 def told(path: Path, remedy: str, *more: type[Exception]) -> Iterator[None]:
     """Errors of reading or writing `path`, and those of `more` kinds, end in one sentence with `remedy`."""
+    kinds: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, RecursionError, *more)
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, *more) as error:
+    except kinds as error:
         found = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(f"{path}: {found:.200}; {remedy}.") from error
 
