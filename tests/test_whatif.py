@@ -395,6 +395,14 @@ def test_what_a_recording_hides_is_said_beside_the_prediction():
     assert any(said.startswith("passes that look at layers find nothing") for said in found["cannot_say"])
 
 
+def test_an_edit_that_fits_nothing_is_named_beside_those_that_do():
+    found = whatif(ling_prof.load(DEMO), ["host_run_ahead", "drop=no such kernel"])
+    assert found["saved_ns"] > 0
+    assert found["cannot_say"][-1] == "drop=no such kernel by itself finds nothing to change here"
+    with pytest.raises(UserError, match="one with a pattern takes a --do of its own"):
+        chosen(["pdl,drop=x"])
+
+
 def test_without_a_table_of_its_own_costs_are_taken_from_half_to_twice():
     own, other = reckoning("NVIDIA H200"), reckoning("NVIDIA B200")
     assert "no table for NVIDIA B200" in other.source

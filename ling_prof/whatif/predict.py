@@ -260,7 +260,8 @@ def _own(asked: str, there: Mapping[str, Any]) -> Edit:
             return lambda graph, costs: edits.drop(graph, edits.named(graph, pattern))
         return lambda graph, costs: edits.remove_wait(graph, edits.waiting(graph, pattern))
     more = f"-pdl, -lateness, wait=REGEX, drop=REGEX, zero=ROLE, ROLE=FACTOR (of {', '.join(ROLES)})"
-    raise UserError(f"no edit {asked!r}; there are {', '.join(there)}, {more}.")
+    hint = "; one with a pattern takes a --do of its own" if "," in asked else ""
+    raise UserError(f"no edit {asked!r}; there are {', '.join(there)}, {more}{hint}.")
 
 
 def _factor(text: str) -> float | None:
@@ -291,7 +292,10 @@ def whatif(trace: Trace, asked: list[str], options: Options = Options(), table: 
     """As docs/json.md says. Raises UserError for unknown edits, for a table that is none, and where no step counts."""
     edits_of = chosen(asked)
     found = predictor(view_of(trace, options), table)
-    return _shown(found, list(edits_of), found.outcome(edits_of))
+    shown = _shown(found, list(edits_of), found.outcome(edits_of))
+    idle = [name for name, edit in edits_of.items() if not found.sites({name: edit})] if shown["sites"] else []
+    shown["cannot_say"] += [f"{name} by itself finds nothing to change here" for name in idle]
+    return shown
 
 
 def listing(trace: Trace, options: Options = Options(), table: Path | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ling_prof.errors import UserError
@@ -46,7 +46,7 @@ def save(config: Config, weights: SimpleNamespace, folder: Path, shard_bytes: in
     fields = to_json(config) | {"dtype": str(weights.embed.dtype).removeprefix("torch.")}
     for problem in problems(fields):
         raise UserError(f"{config.name} cannot be saved as a checkpoint: {problem}.")
-    with told(folder, "name a new folder with room"):
+    with told(folder, "name a new folder with room", SafetensorError):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UserError(f"{folder}: is not empty; name a new folder.")
@@ -87,7 +87,7 @@ def _open(folder: Path, left_out: range) -> dict[str, tuple[Path, Any]]:
     """Tensor -> its file and that file opened; without the layers that multi-token prediction adds behind the last."""
     stored: dict[str, tuple[Path, Any]] = {}
     for path in _files(folder):
-        with told(path, "download it again"):
+        with told(path, "download it again", SafetensorError):
             file = safe_open(path, framework="pt")
         stored |= dict.fromkeys(file.keys(), (path, file))
     number = re.compile(r"model\.layers\.(\d+)\.")

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-
 from ling_prof.errors import UserError
 from optim.engine.config import Config
 
@@ -148,11 +146,12 @@ def read_config(folder: Path, allow_unknown: bool = False) -> Config:
 
 
 @contextmanager
-def told(path: Path, remedy: str) -> Iterator[None]:
-    """Errors of reading or writing `path` end in one sentence with `remedy`."""
+def told(path: Path, remedy: str, *more: type[Exception]) -> Iterator[None]:
+    """Errors of reading or writing `path`, and those of `more` kinds, end in one sentence with `remedy`."""
+    kinds: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, RecursionError, *more)
     try:
         yield
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except kinds as error:
         found = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(f"{path}: {found:.200}; {remedy}.") from error
 
