@@ -14,10 +14,11 @@ pytest.importorskip("triton")
 from conftest import BUNDLED  # noqa: E402
 from test_cli import cli, refused  # noqa: E402
 from test_gate import made, made_passes, one_thread, other  # noqa: E402, F401
+from typer.testing import CliRunner  # noqa: E402
 
 from ling_prof import UserError, ablation_report  # noqa: E402
+from ling_prof.cli import whole_app  # noqa: E402
 from optim import ablate, base, bench, designs, extras, gate, session  # noqa: E402
-from optim import cli as commands  # noqa: E402
 from optim.gate import Gate  # noqa: E402
 from optim.measure import Protocol  # noqa: E402
 from optim.options import AblateOptions, BenchOptions  # noqa: E402
@@ -416,15 +417,15 @@ def test_the_command_line_end_to_end(tmp_path):
     assert "a CUDA graph needs a GPU and the Triton kernels" in page
 
 
-def test_what_cannot_be_saved_is_still_printed(tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_saved_is_still_printed(tmp_path, monkeypatch):
     def full(found, options):
         raise UserError("ablation.json cannot be written (No space left on device).")
 
     monkeypatch.setattr(ablate, "save", full)
-    sizes = {"isl": 32, "osl": 16, "steps": 4, "device": "cpu", "output": tmp_path / "a"}
-    with pytest.raises(UserError, match="No space left on device"):
-        commands.ablate(model="nano", passes="keeps", **sizes, as_json=True)
-    assert json.loads(capsys.readouterr().out)["baseline"]["tpot_ms"] > 0
+    sizes = ["--isl", "32", "--osl", "16", "--steps", "4", "--device", "cpu", "--output", str(tmp_path / "a")]
+    done = CliRunner().invoke(whole_app(), ["ablate", "--model", "nano", "--passes", "keeps", *sizes, "--json"])
+    assert "No space left on device" in str(done.exception)
+    assert json.loads(done.stdout)["baseline"]["tpot_ms"] > 0
 
 
 @pytest.mark.parametrize(
