@@ -377,8 +377,12 @@ def test_two_recordings_are_compared_as_the_command_does():
     at = visit("compare", LADDER)
     other = "ladder/16-seam_fuse.json.gz"
     labelled(at.selectbox, "Compare with").set_value(other).run()
-    found = json.loads(cli("diff", str(LADDER), str(BUNDLED / other), "--json").stdout)
-    assert metrics(at)["Change"] == show_time(found["wall"]["change_ns"])
+    steps = f"{TPOT},{every()[other]['unprofiled_step_ms']}ms"
+    done = cli("diff", str(LADDER), str(BUNDLED / other), "--unprofiled-tpot", steps, "--json")
+    wall = json.loads(done.stdout)["wall"]
+    assert metrics(at)["Change"] == show_time(wall["change_ns"])
+    own = " to ".join(show_time(wall["calibrated"][key]) for key in ("a_ns", "b_ns"))
+    assert any(f"Without a profiler: {own}" in unescaped(one.value) for one in at.markdown)
     assert not sentences(at)
     labelled(at.text_input, "Path of a second trace").set_value("nowhere.json").run()
     assert sentences(at) == ["nowhere.json: no such file; check the path."]

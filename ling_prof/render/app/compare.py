@@ -57,8 +57,10 @@ def _change(found: Diff) -> None:
     columns = st.columns(3)
     columns[0].metric("Median step of A", show_time(wall["a_ns"]))
     columns[1].metric("Median step of B", show_time(wall["b_ns"]))
-    share = f"{100 * wall['change_ns'] / wall['a_ns']:+.1f} %"
-    columns[2].metric("Change", show_time(wall["change_ns"]), share, "inverse")
+    columns[2].metric("Change", show_time(wall["change_ns"]), _share(wall), "inverse")
+    if own := wall.get("calibrated"):
+        said = f"Without a profiler: {show_time(own['a_ns'])} to {show_time(own['b_ns'])}, {_share(own)}."
+        st.markdown(plain(said))
     for line in found["warnings"]:
         st.warning(plain(line))
     draw(figures.diff_classes, found, key="diff")
@@ -79,6 +81,10 @@ def _change(found: Diff) -> None:
     table(pd.DataFrame(edits), "diff edits") if edits else st.markdown(
         "Both steps run the same kernels in the same order."
     )
+
+
+def _share(change: Any) -> str:
+    return f"{100 * change['change_ns'] / change['a_ns']:+.1f} %"
 
 
 def _work(rows: Any) -> pd.DataFrame:

@@ -33,12 +33,12 @@ def _syncs(rows: pd.DataFrame, rounds: int) -> dict[str, pd.Series]:
     known = rows["site"].where(rows["site"] != "", rows["range"])
     return {
         "call": rows["api"],
+        "site": known.where(known != "", "no stack recorded"),
         "idle caused a step, us": rows["focus_idle_ns"] / US / rounds,
         "blocked a step, us": rows["focus_blocked_ns"] / US / rounds,
         "calls a step": rows["focus_calls"] / rounds,
         "calls in all": rows["calls"],
         "waited for": rows["waited_for"].replace("", "nothing running"),
-        "site": known.where(known != "", "no stack recorded"),
     }
 
 
