@@ -58,7 +58,7 @@ def staining(engine, advance):
 
 def slow(engine, advance):
     """10 ms more a step."""
-    return lambda: time.sleep(0.01) or advance()
+    return lambda: time.sleep(0.04) or advance()
 
 
 def other(engine, advance):
