@@ -57,7 +57,7 @@ def staining(engine, advance):
 
 
 def slow(engine, advance):
-    """10 ms more a step."""
+    """40 ms more a step."""
     return lambda: time.sleep(0.04) or advance()
 
 
