@@ -78,7 +78,7 @@ def test_without_gains_there_is_nothing_to_score(ablation):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("traces/ladder/16-seam_fuse.json.gz", r"its step takes 0.9\d+ ms, less than the 2.7\d+ ms without a profiler"),
+        ("traces/ladder/16-seam_fuse.json.gz", "its step takes 0.933 ms, less than the 2.755 ms without a profiler"),
         ("traces/h200_qwen3_graph_nodes.sqlite.gz", ""),
     ],
 )
