@@ -80,13 +80,15 @@ def of_nsys_ai(outcome: dict) -> Said:
 
 
 def of_nsys(outcome: dict) -> Said:
-    """Each rule by its first sentences, and how many rows it lists."""
+    """Each rule by its first sentences, and how many rows it lists; where all were skipped, for want of what."""
     lines = []
     for rule, said in re.findall(r"^ \*\* [^\n]*\((\w+)\):\n(.*?)(?=^Processing |\Z)", outcome["text"], re.M | re.S):
         first = " ".join(said.strip().split("\n\n")[0].split())
         rows = len(re.findall(r"^ *\d", said.partition(" ---")[2], re.M))
         lines.append(f"{rule}: {first}" + (f" ({rows} rows)" if rows else ""))
-    return Said(None, lines or outcome["text"].strip().splitlines()[-1:])
+    lacks = Counter(re.findall(r"^SKIPPED: .*does not contain the required ([^.]*)\.", outcome["text"], re.M))
+    skipped = [f"rules skipped for want of {what}: {times}" for what, times in lacks.items()]
+    return Said(None, lines or skipped or ["no rule says anything"])
 
 
 def failed(answer: object) -> bool:

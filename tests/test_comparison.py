@@ -78,7 +78,13 @@ def test_nsys_answers_by_rule_with_its_rows_counted(peers_page):
         "cuda_api_sync: These calls block the host. (2 rows)",
         "gpu_gaps: No gap found.",
     ]
-    assert peers_page.of_nsys({"text": "Processing\nno such rule\n"}).lines == ["no such rule"]
+    assert peers_page.of_nsys({"text": "Processing [a] with [b.py]... \n\n"}).lines == ["no rule says anything"]
+    skips = "SKIPPED: a could not be analyzed because it does not contain the required {} data. Does it?\n"
+    text = 2 * skips.format("CUDA") + skips.format("DX12")
+    assert peers_page.of_nsys({"text": text}).lines == [
+        "rules skipped for want of CUDA data: 2",
+        "rules skipped for want of DX12 data: 1",
+    ]
 
 
 def test_nsys_ai_answers_with_its_verdict_and_its_idle_share(peers_page):
