@@ -34,10 +34,10 @@ def run(options: BenchOptions, progress: Progress = lambda _: None) -> Bench:
 def _timed(engine: Engine, options: BenchOptions, bandwidth: float | None, source: str, progress: Progress) -> Bench:
     prompt = prompt_for(engine.c, options.isl, options.seed)
     sampling = Sampling(options.temperature, options.seed)
-    _request(engine, prompt, sampling, min(options.osl, WARM_UP_STEPS))
+    request(engine, prompt, sampling, min(options.osl, WARM_UP_STEPS))
     runs, texts = [], []
     for number in range(options.runs):
-        timed, text = _request(engine, prompt, sampling, options.osl)
+        timed, text = request(engine, prompt, sampling, options.osl)
         runs.append(timed)
         texts.append(text)
         progress((number + 1) / options.runs)
@@ -61,7 +61,7 @@ def _result(
     }
 
 
-def _request(engine: Engine, prompt: list[int], sampling: Sampling, tokens: int) -> tuple[Run, list[int]]:
+def request(engine: Engine, prompt: list[int], sampling: Sampling, tokens: int) -> tuple[Run, list[int]]:
     """One request of `tokens` new tokens, whatever they are; every step ends when the host holds its token."""
     began = time.perf_counter()
     text = [engine.prefill(prompt, sampling)]

@@ -11,12 +11,14 @@ import shutil
 import sys
 from pathlib import Path
 
-from optim.sglang import proof, selection
+from optim.sglang import engine, proof, selection
 from optim.sglang.registry import passes
 
 FAKE = json.loads(os.environ["FAKE"])
 SELECTION = selection.asked()
 ON = [name for name, on in SELECTION.items() if on]
+ENGINE = "tokens" in json.loads(sys.argv[1])["arguments"]
+ON += ["engine"] * ENGINE
 sampled = False
 
 
@@ -28,13 +30,13 @@ def prove() -> None:
     rows = [
         {
             "pass": name,
-            "asked": SELECTION.get(name),
+            "asked": SELECTION.get(name, ENGINE or None),
             "default": module.default,
-            "on": None if FAKE.get("lies") == name else SELECTION.get(name, module.default),
+            "on": None if FAKE.get("lies") == name else SELECTION.get(name, module.default or ENGINE),
             "evidence": f"{name} is seen",
             "exact": module.exact,
         }
-        for name, module in passes().items()
+        for name, module in ({"engine": engine} if ENGINE else passes()).items()
     ]
     proof.save({**proof.refusal("TP-0", ""), "passes": rows, "refused": None})
 
@@ -72,7 +74,7 @@ FACTS = {
     "cuda": "13.0",
     "triton": "3.6",
     "server": {},
-    "versions": {"sglang": "0.5.19", "sglang-kernel": "0.4.5", "flashinfer-python": None},
+    "versions": {} if ENGINE else {"sglang": "0.5.19", "sglang-kernel": "0.4.5", "flashinfer-python": None},
 }
 say(FACTS)
 for line in sys.stdin:

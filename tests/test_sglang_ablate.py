@@ -34,7 +34,7 @@ def fake(monkeypatch):
     """Installs the program; keywords say how it behaves."""
 
     def install(**how):
-        monkeypatch.setattr(workers, "PROGRAM", (sys.executable, str(WORKER)))
+        monkeypatch.setattr(workers, "PROGRAMS", dict.fromkeys(workers.PROGRAMS, (sys.executable, str(WORKER))))
         monkeypatch.setattr(ablate, "find_spec", lambda _: object())
         behaviour = {"base": 2_000_000, "gains": GAINS, "osl": 32, "trace": str(TRACE)} | how
         monkeypatch.setenv("FAKE", json.dumps(behaviour))
@@ -108,6 +108,38 @@ def test_an_exact_pass_beside_rounding_ones_keeps_their_tokens(fake, asked):
     fake(changes="pdl")
     pdl = of(ablate.measured(asked("bf16_gate,moe_align_pairs,pdl"))["attribution"], "pdl")
     assert pdl["gate"] == "token 3 is -1, with bf16_gate alone 21"
+
+
+def test_the_engine_takes_the_place_of_a_server(fake, asked):
+    fake(gains={"engine": 1_000_000}, changes="engine")
+    options = asked("engine")
+    ablate.save(ablate.measured(options), options)
+    found = ablation_report.load(options.folder / "ablation.json")
+    assert [row["tpot_ms"] for row in found["rows"]] == [2.0, 1.0]
+    engine = of(found["attribution"], "engine")
+    assert (engine["gain_us"], engine["exact"], engine["took_effect"]) == (1000.0, False, "engine is seen")
+    assert engine["gate"] == "another program, with weights of its own: 8 tokens equal again after a sampled request"
+    assert found["lock"]["target"] == "sglang"
+    assert any("sglang 0.5.19" in note for note in found["notes"])
+
+
+def test_an_engine_that_leaks_into_the_next_request_shows_no_speed(fake, asked):
+    fake(gains={}, leaks="engine")
+    gate = of(ablate.measured(asked("engine"))["attribution"], "engine")["gate"]
+    assert gate == "token 3 is -1 after a sampled request, 21 before it"
+
+
+@pytest.mark.parametrize(
+    ("passes", "model", "says"),
+    [
+        ("pdl,engine", "ling-3.0-tiny", "--passes takes engine alone: passes switch a server."),
+        ("engine", "ling-3.0-flash-12", "--passes engine takes a model that drafts nothing."),
+        ("engines", "ling-3.0-tiny", r"no pass engines of SGLang; there are .*, engine\."),
+    ],
+)
+def test_the_engine_stands_alone(passes, model, says):
+    with pytest.raises(UserError, match=says):
+        Plan(model=model, passes=passes)
 
 
 def test_a_request_that_leaks_into_the_next_shows_no_speed(fake, asked):

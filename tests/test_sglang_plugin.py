@@ -110,7 +110,7 @@ def sglang(modules, monkeypatch):
     install(FUSED, is_arch_support_pdl=supports)
     install("sgl_kernel.utils", is_arch_support_pdl=lambda: True)
     install("flashinfer.utils", device_support_pdl=lambda device: True)
-    install("sglang.srt.layers.moe.topk", _fused_topk_deepseek=lambda launch_with_pdl=True: launch_with_pdl)
+    install("sglang.srt.layers.moe.topk", _fused_topk_deepseek=lambda scores, launch_with_pdl=True: launch_with_pdl)
     install(ALIGN, SMALL_NUMEL_LIMIT=64)
     install(
         "sglang.srt.layers.attention.linear.kda_backend", KDAAttnBackend=type("K", (), {"needs_cpu_seq_lens": False})
@@ -204,7 +204,7 @@ def seen(name):
             import_("sglang.kernels.ops.moe.router").is_arch_support_pdl(),
             import_("sgl_kernel.utils").is_arch_support_pdl(),
             import_("flashinfer.utils").device_support_pdl("cuda"),
-            import_("sglang.srt.layers.moe.topk")._fused_topk_deepseek(),
+            import_("sglang.srt.layers.moe.topk")._fused_topk_deepseek(0, True),  # by position, as SGLang calls it
             import_(FUSED).is_arch_support_pdl(),
         ),
         "moe_align_pairs": lambda: import_(ALIGN).SMALL_NUMEL_LIMIT,
@@ -332,11 +332,20 @@ def test_without_a_proof_the_plugin_was_not_loaded(tmp_path):
 
 
 def test_graphs_are_kept_while_captured(monkeypatch):
-    plain = torch.cuda.CUDAGraph
+    class Plain:  # as torch's: what it is made by goes to __new__, what it heeds is that of __init__
+        def __new__(cls, keep_graph=False):
+            return super().__new__(cls)
+
+        def __init__(self, keep_graph=False):
+            self.keeps = keep_graph
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Plain)
     with inside.kept_graphs():
-        assert issubclass(torch.cuda.CUDAGraph, plain)
-        assert torch.cuda.CUDAGraph is not plain
-    assert torch.cuda.CUDAGraph is plain
+        assert torch.cuda.CUDAGraph().keeps
+        assert not torch.cuda.CUDAGraph(keep_graph=False).keeps
+        assert issubclass(torch.cuda.CUDAGraph, Plain)
+    assert torch.cuda.CUDAGraph is Plain
+    assert not torch.cuda.CUDAGraph().keeps
 
 
 def test_the_graph_of_the_smallest_batch_is_looked_into(monkeypatch):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ling_prof import UserError
-from optim.sglang import worker, workers
+from optim.sglang import proof, worker, workers
 from optim.sglang.worker import Session, serve
 from optim.sglang.workers import Setup, Worker
 
@@ -89,7 +89,7 @@ def program(monkeypatch, tmp_path):
     """A worker process that runs this code."""
 
     def made(code):
-        monkeypatch.setattr(workers, "PROGRAM", (sys.executable, "-c", code))
+        monkeypatch.setitem(workers.PROGRAMS, "server", (sys.executable, "-c", code))
         setup = Setup(tmp_path, tmp_path, tmp_path / "caches", 0, {}, {"MORE": "1"})
         return Worker(setup, "one", {"pdl": False})
 
@@ -138,3 +138,38 @@ def test_a_worker_that_has_ended_takes_no_commands(program):
     with pytest.raises(UserError, match=r"SGLang (has ended|gave no answer)"):
         one.ask("generate")
     one.close()
+
+
+@pytest.fixture
+def engine(monkeypatch, tmp_path):
+    """The bundled engine as a worker process, a small model in it."""
+    pytest.importorskip("torch")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    arguments = {"isl": 12, "tokens": 8, "seed": 0}
+    one = Worker(Setup(Path("nano"), tmp_path, tmp_path / "c", 0, arguments, {}, "engine"), "engine", {})
+    yield one
+    one.close()
+
+
+def test_the_bundled_engine_answers_as_a_server_does(engine):
+    assert engine.ready(120).keys() >= {"hardware", "driver", "clocks", "versions", "server"}
+    first = engine.ask("generate", isl=12, osl=8)
+    engine.ask("generate", isl=12, osl=4, temperature=1.0)
+    again = engine.ask("generate", isl=12, osl=8)
+    assert first["tokens"] == again["tokens"]
+    assert (len(first["tokens"]), first["sizes"], first["accept_length"]) == (8, [1] * 8, 1.0)
+    assert first["ends_ns"] == sorted(first["ends_ns"])
+    assert first["ends_ns"][0] == round(1e6 * first["ttft_ms"])
+    (found,) = proof.load(engine.proof)
+    assert [(row["pass"], row["on"]) for row in found["passes"]] == [("engine", True)]
+    assert "bf16_head: the head is torch.bfloat16" in found["passes"][0]["evidence"]
+
+
+def test_an_engine_that_does_not_start_is_said_in_a_sentence(tmp_path):
+    pytest.importorskip("torch")
+    one = Worker(Setup(Path("nanu"), tmp_path, tmp_path, 0, {"isl": 1, "tokens": 2, "seed": 0}, {}, "engine"), "e", {})
+    try:
+        with pytest.raises(UserError, match="e: the engine did not start: ling-prof: no model 'nanu'; there are"):
+            one.ready(120)
+    finally:
+        one.close()

@@ -18,9 +18,8 @@ from ling_prof.server_info import lock_of
 from optim import designs
 from optim.designs import Player, label
 from optim.options import check_folder, make_folder
-from optim.sglang import configs, proof
-from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled
-from optim.sglang.registry import named
+from optim.sglang import configs, engine, proof
+from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled, modules_of
 from optim.sglang.rounds import AGAIN, ALL_AGAIN, Rounds, Say, rungs_of
 from optim.store import Store
 
@@ -150,6 +149,11 @@ class _Report:
         first, again = texts
         if (at := first_difference(first, again)) is not None:
             return False, f"token {at} is {again[at]} after a sampled request, {first[at]} before it"
+        if engine.NAME in one:
+            return (
+                True,
+                f"another program, with weights of its own: {len(first)} tokens equal again after a sampled request",
+            )
         return self._compared(one, first)
 
     def _compared(self, one: Player, text: list[int]) -> tuple[bool, str]:
@@ -181,7 +185,7 @@ class _Report:
         rows = []
         for gain, player in zip(gains, self.plan.design_made.players, strict=True):
             with_it = next(one for one in sorted(self.combinations, key=len) if {*player} <= {*one})
-            exact = all(module.exact for module in named(list(player)).values())
+            exact = all(module.exact for module in modules_of(player).values())
             more = {"exact": exact, "gate": self.verdicts[with_it][1], "took_effect": self._evidence(player, with_it)}
             rows.append({**NO_GAIN, **gain, **UNPREDICTED, **more})
         return rows
@@ -231,13 +235,15 @@ class _Report:
             yield f"accept length pinned to {configs.ACCEPT_LENGTH}: speed only, the text means nothing"
         if len(self.rounds) < self.plan.sample:
             yield f"{len(self.rounds)} of {self.plan.sample} rounds are complete, which count"
+        if self.plan.has_engine:
+            yield f"{engine.NAME}: the bundled engine, in a process beside the server's, asked for the same tokens"
         if self.plan.alive == 1:
             yield "one server alive at a time: what drifts between starts is not shared, and pairs are of one start"
 
 
 def _rounding(one: Player) -> Player:
     """Those of its passes that change rounding."""
-    return tuple(name for name, module in named(list(one)).items() if not module.exact)
+    return tuple(name for name, module in modules_of(one).items() if not module.exact)
 
 
 def first_difference(found: list[int], expected: list[int]) -> int | None:

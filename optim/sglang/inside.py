@@ -100,6 +100,9 @@ def kept_graphs() -> Iterator[None]:
         def __new__(cls, keep_graph: bool = True) -> Any:
             return super().__new__(cls, keep_graph)
 
+        def __init__(self, keep_graph: bool = True):
+            super().__init__(keep_graph)  # it is this one that torch's own class heeds
+
     torch.cuda.CUDAGraph = Kept  # type: ignore[misc]
     try:
         yield

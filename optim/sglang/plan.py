@@ -5,22 +5,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ling_prof.errors import UserError
 from optim import designs
 from optim.designs import Design, Player, label
 from optim.options import DESIGNS
-from optim.sglang import configs
+from optim.sglang import configs, engine
 from optim.sglang.inside import PLAIN
-from optim.sglang.registry import named
+from optim.sglang.registry import named, passes
 
 TOKENS, SAMPLED = 256, 32  # greedy ones that are compared, and those of the sampled request between
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """An ablation of `passes`, 'a,b+c', each measured over `sample` requests of `isl` prompt and `osl` new tokens.
+    """An ablation of `passes`, 'a,b+c' or 'engine', each measured over `sample` requests of `isl` prompt and `osl` new
+    tokens.
 
     alive: servers at the same time, 0 for all; starts: how often each is started, with a share of the requests each.
     minutes: nothing more is begun after them. Raises UserError for values that cannot be.
@@ -49,7 +51,9 @@ class Plan:
         _need(self.alive >= 0, "--alive", "a number of servers, 0 for all")
         _need(self.seed >= 0, "--seed", "a whole number, 0 or more")
         _need(self.minutes is None or self.minutes > 0, "--minutes", "a number above 0")
-        named([name for player in self.asked for name in player])
+        modules_of(tuple(chain(*self.asked)))
+        _need(not self.has_engine or len(self.asked) == 1, "--passes", f"{engine.NAME} alone: passes switch a server")
+        _need(not self.has_engine or not self.speculates, f"--passes {engine.NAME}", "a model that drafts nothing")
         if not self.is_bundled and not Path(self.model).is_dir():
             raise UserError(
                 f"no model {self.model!r:.80} for SGLang; there are {', '.join(configs.CONFIGS)}, or folders."
@@ -63,6 +67,11 @@ class Plan:
     def asked(self) -> list[Player]:
         """'a,b+c' -> [('a',), ('b', 'c')]: passes joined by a plus are switched together."""
         return [tuple(name.strip() for name in player.split("+")) for player in self.passes.split(",")]
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether the bundled engine is measured beside the server."""
+        return engine.NAME in chain(*self.asked)
 
     @cached_property
     def blocked(self) -> dict[Player, str]:
@@ -82,8 +91,9 @@ class Plan:
         return bool(configs.arguments(self.model, Path()))
 
     def selection(self, combination: Player) -> dict[str, bool]:
-        """Every pass that is measured: on, or off."""
-        return {name: name in combination for name in chain(*self.design_made.players)}
+        """Every pass of a server that is measured: on, or off."""
+        switched = (name for name in chain(*self.design_made.players) if name != engine.NAME)
+        return {name: name in combination for name in switched}
 
     @property
     def folder(self) -> Path:
@@ -104,8 +114,13 @@ def labelled(combination: Player) -> str:
     return label(combination) or "none"
 
 
+def modules_of(combination: Player) -> dict[str, ModuleType]:
+    """Its passes by name, the engine among them. Raises UserError for an unknown one."""
+    return named(list(combination), {**passes(), engine.NAME: engine})
+
+
 def _is_speculative(player: Player) -> bool:
-    return any(getattr(module, "speculative", False) for module in named(list(player)).values())
+    return any(getattr(module, "speculative", False) for module in modules_of(player).values())
 
 
 def _need(holds: bool, option: str, what: str) -> None:

@@ -71,9 +71,12 @@ def rows() -> list[dict[str, object]]:
     return [{"pass": name, **{key: getattr(module, key) for key in kept}} for name, module in passes().items()]
 
 
-def named(names: list[str]) -> dict[str, ModuleType]:
-    """The passes of these names, in this order. Raises UserError with the list of valid ones for an unknown name."""
-    there = passes()
+def named(names: list[str], there: Mapping[str, ModuleType] | None = None) -> dict[str, ModuleType]:
+    """Those of these names, in this order, out of `there`: all passes, unless given.
+
+    Raises UserError with the list of valid ones for an unknown name.
+    """
+    there = passes() if there is None else there
     if unknown := [name for name in names if name not in there]:
         raise UserError(f"no pass {', '.join(unknown)} of SGLang; there are {', '.join(there)}.")
     return {name: there[name] for name in names}

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import accumulate
@@ -19,7 +19,7 @@ from pathlib import Path
 from ling_prof.errors import UserError
 from optim.designs import Player, label
 from optim.options import make_folder
-from optim.sglang import configs, proof
+from optim.sglang import configs, engine, proof
 from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled
 from optim.sglang.workers import START_S, Setup, Worker
 from optim.store import Store
@@ -104,11 +104,18 @@ class Rounds:
             workers: dict[Player, Worker] = {}
             for wave in (pilots, group[len(pilots) :]):
                 for one in wave:
-                    workers[one] = Worker(setup, labelled(one), self.plan.selection(one))
+                    workers[one] = Worker(self._setup(setup, one), labelled(one), self.plan.selection(one))
                     stack.callback(workers[one].close)
                 self._each({one: workers[one] for one in wave}, self._ready)
                 self._warm({one: workers[one] for one in wave if not self.failed(one)})
             yield {one: worker for one, worker in workers.items() if not self.failed(one)}
+
+    def _setup(self, setup: Setup, combination: Player) -> Setup:
+        """That of a server; of the engine where it takes the server's place."""
+        if engine.NAME not in combination:
+            return setup
+        how = {"isl": self.plan.isl, "tokens": max(self.plan.osl, TOKENS), "seed": self.plan.seed}
+        return replace(setup, kind="engine", model=Path(self.plan.model), arguments=how)
 
     def _each(
         self, workers: dict[Player, Worker], do: Callable[[Player, Worker], None], lost: Say | None = None
@@ -128,7 +135,7 @@ class Rounds:
 
     def _ready(self, combination: Player, worker: Worker) -> None:
         facts = worker.ready(self._left(START_S))
-        if self.store.get("begun", "") is None:
+        if self.store.get("begun", "") is None and engine.NAME not in combination:
             self.store.put("begun", "", {"date": datetime.now(UTC).isoformat(timespec="seconds"), **facts})
         proofs = proof.load(worker.proof)
         self.store.replace("proof", labelled(combination), proofs)
@@ -154,8 +161,9 @@ class Rounds:
 
     def _prove(self, combination: Player, worker: Worker) -> None:
         """Anew: some passes take effect in the first steps only. The clocks too, now that the GPU has worked."""
-        clocks = worker.ask("facts")["clocks"]
-        self.store.replace("begun", "", {**self.store.get("begun", ""), "clocks": clocks})
+        if engine.NAME not in combination:
+            clocks = worker.ask("facts")["clocks"]
+            self.store.replace("begun", "", {**self.store.get("begun", ""), "clocks": clocks})
         worker.ask("proof")
         self.store.replace("proof", labelled(combination), proof.load(worker.proof))
 

@@ -120,7 +120,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float | str) or (isinstance(value, list) and all(map(_is_plain, value)))
 
 
-def serve(session: Session, lines: Iterator[str], out: IO[str]) -> None:
+def serve(session: Any, lines: Iterator[str], out: IO[str]) -> None:
     """Answers each line until {"do": "quit"}, or the end of the lines."""
     for line in lines:
         asked = json.loads(line)
@@ -129,28 +129,33 @@ def serve(session: Session, lines: Iterator[str], out: IO[str]) -> None:
         try:
             if name not in COMMANDS:
                 raise UserError(f"no command {name}; there are {', '.join(COMMANDS)}.")
-            _say(out, getattr(session, name)(**asked))
+            say(out, getattr(session, name)(**asked))
         except UserError as error:
-            _say(out, {"error": str(error)})
+            say(out, {"error": str(error)})
         except Exception as fault:
-            _say(out, {"error": f"{type(fault).__name__}: {' '.join(str(fault).split())}"})
+            say(out, {"error": f"{type(fault).__name__}: {' '.join(str(fault).split())}"})
 
 
-def _say(out: IO[str], answer: dict[str, Any]) -> None:
+def quiet() -> IO[str]:
+    """Standard output for answers alone: what else is written to it, by any process, goes to stderr."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return out
+
+
+def say(out: IO[str], answer: dict[str, Any]) -> None:
     print(json.dumps(answer), file=out, flush=True)
 
 
 def main(spec: str) -> None:
-    out = os.fdopen(os.dup(1), "w")  # ours alone: SGLang and its processes write to 1
-    os.dup2(2, 1)
-    asked = json.loads(spec)
+    out, asked = quiet(), json.loads(spec)
     import sglang
 
     from optim.sglang.plugin import CALLED
 
     engine = sglang.Engine(model_path=asked["model"], **{**ARGUMENTS, **asked["arguments"]})
     session = Session(engine, lambda: engine.collective_rpc(CALLED))
-    _say(out, session.facts())
+    say(out, session.facts())
     serve(session, iter(sys.stdin.readline, ""), out)
     engine.shutdown()
 

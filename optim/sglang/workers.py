@@ -16,9 +16,13 @@ from ling_prof.errors import UserError
 from ling_prof.units import one_line
 from optim.sglang import proof, selection, weights
 
-START_S, ANSWER_S, END_S = 900.0, 300.0, 30.0
+START_S, ANSWER_S, END_S = 900.0, 300.0, 3.0
 SHOWN = 300  # characters of a log that a sentence repeats
-PROGRAM = (sys.executable, "-m", "optim.sglang.worker")
+PROGRAMS = {  # by kind of configuration; alike in what they are asked and answer
+    "server": (sys.executable, "-m", "optim.sglang.worker"),
+    "engine": (sys.executable, "-m", "optim.sglang.engine"),
+}
+NAMES = {"server": "SGLang", "engine": "the engine"}
 CACHES = {  # variable -> folder below that of the caches
     "SGLANG_CACHE_DIR": "sglang",
     "SGLANG_JIT_CACHE_DIR": "jit",
@@ -32,7 +36,8 @@ CACHES = {  # variable -> folder below that of the caches
 
 @dataclass(frozen=True)
 class Setup:
-    """What all configurations of an experiment share. model: the folder; seed: of random weights, None for its own.
+    """What all configurations of an experiment share. kind: of `PROGRAMS`; model: the folder; seed: of random weights,
+    None for its own.
 
     caches: what SGLang compiles is kept there, so that a second start is quick; folder: logs and proofs.
     """
@@ -43,6 +48,7 @@ class Setup:
     seed: int | None
     arguments: Mapping[str, Any]
     environment: Mapping[str, str]
+    kind: str = "server"
 
 
 class Worker:
@@ -53,6 +59,7 @@ class Worker:
 
     def __init__(self, setup: Setup, label: str, chosen: selection.Selection):
         self.label, self.log = label, setup.folder / f"{label}.log"
+        self.name = NAMES[setup.kind]
         self.proof = setup.folder / f"proof-{label}.json"
         for old in proof.files(self.proof):
             old.unlink()
@@ -62,7 +69,7 @@ class Worker:
         spec = json.dumps({"model": str(setup.model), "arguments": dict(setup.arguments)})
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*PROGRAM, spec],
+                [*PROGRAMS[setup.kind], spec],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -131,4 +138,4 @@ class Worker:
         ours = [line for line in lines if line.startswith("ling-prof: ")]
         errors = [line for line in lines if "Error" in line]
         said = one_line((ours or errors or lines or ["it said nothing"])[-1])
-        return UserError(f"{self.label}: SGLang {what}: {said[:SHOWN].rstrip('.')}; its log is {self.log.name}.")
+        return UserError(f"{self.label}: {self.name} {what}: {said[:SHOWN].rstrip('.')}; its log is {self.log.name}.")

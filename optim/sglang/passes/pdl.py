@@ -5,11 +5,11 @@ question, that choice is kept: it would round in another way.
 """
 
 import importlib
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 from optim.sglang.patch import everywhere, exchanged
 from optim.sglang.registry import State
@@ -34,13 +34,24 @@ def change() -> Iterator[None]:
     with ExitStack() as stack:
         for question in ASKED:
             stack.enter_context(everywhere(question, _never, leave={CHOOSES}))
-        stack.enter_context(exchanged(TOP_K, lambda function: partial(function, launch_with_pdl=False)))
+        stack.enter_context(exchanged(TOP_K, _unchained))
         yield
 
 
 def _never(_):
     """A function of its own each time: it is undone by what it is."""
     return lambda *_: False
+
+
+def _unchained(function):
+    """SGLang calls it by position, and its own `renormalize` lands on this argument."""
+
+    def plain(*args, **more):
+        given = inspect.signature(function).bind(*args, **more)
+        given.arguments["launch_with_pdl"] = False
+        return function(*given.args, **given.kwargs)
+
+    return plain
 
 
 def took_effect(worker) -> State:
