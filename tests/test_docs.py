@@ -4,6 +4,7 @@ import io
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
@@ -46,12 +47,12 @@ def baseline_text() -> str:
     return shown(render(load(ROOT / "docs/results/h200-tiny-baseline.json")))
 
 
-def ablated() -> ablation_report.Ablation:
-    return ablation_report.load(ROOT / "docs/results/h200-tiny-ablation.json")
+def ablated(name: str = "tiny-ablation") -> ablation_report.Ablation:
+    return ablation_report.load(ROOT / f"docs/results/h200-{name}.json")
 
 
-def ablation_text() -> str:
-    of = ablated()
+def ablation_text(name: str = "tiny-ablation") -> str:
+    of = ablated(name)
     return shown(header(of), ablation.overall(of), *ablation.attribution(of), *ablation.noise(of))
 
 
@@ -65,12 +66,21 @@ def test_every_command_has_help_and_a_line_in_the_readme(generate):
         assert " ".join(said) in " ".join(shown.split()), name
 
 
-@pytest.mark.parametrize(("number", "says"), [(0, demo_text), (1, baseline_text), (2, ablation_text)])
-def test_what_the_readme_shows_is_what_the_program_prints(request, number, says):
-    page = README.read_text()
+OF_SGLANG = [partial(ablation_text, n) for n in ("tiny-sglang-ablation", "engine-vs-sglang", "flash12-nextn-ablation")]
+
+
+@pytest.mark.parametrize(
+    ("path", "number", "says"),
+    [
+        *((README, i, says) for i, says in enumerate((demo_text, baseline_text, ablation_text))),
+        *((DOCS / "sglang.md", i, says) for i, says in enumerate(OF_SGLANG)),
+    ],
+)
+def test_what_a_page_shows_is_what_the_program_prints(request, path, number, says):
+    page = path.read_text()
     block = list(re.finditer(r"```text\n(.*?)```", page, re.S))[number]
     if request.config.getoption("--update-golden"):
-        README.write_text(f"{page[: block.start(1)]}{says()}{page[block.end(1) :]}")
+        path.write_text(f"{page[: block.start(1)]}{says()}{page[block.end(1) :]}")
     else:
         assert block[1] == says()
 
@@ -82,6 +92,19 @@ def test_the_figures_beside_it_are_those_of_the_results():
     said = f"took {tpot['mean']:.3f} ms a token ({tpot['low']:.3f} to {tpot['high']:.3f} over five runs)"
     assert said in page
     assert f"the baseline is {tiny['summary']['tpot_ms']['mean'] / 2.241:.2f} times that" in page
+
+
+def test_the_figures_of_sglang_are_those_of_the_results():
+    page, readme = (" ".join(path.read_text().split()) for path in (DOCS / "sglang.md", README))
+    rungs = {row["added"]: row["tpot_ms"] for row in ablated("tiny-sglang-ablation")["ladder"]}
+    off, on = rungs["bf16_head"], rungs["pdl"]
+    gain = f"{100 * (off / on - 1):.1f} %"
+    assert f"PDL: {off:.3f} ms without it, {on:.3f} ms with it, {gain} more" in page
+    assert f"PDL is worth {gain} to SGLang" in readme
+    server, engine = (row["tpot_ms"] for row in ablated("engine-vs-sglang")["rows"])
+    assert f"takes {server:.3f} ms a token, the engine {engine:.3f} ms, {engine / server:.3f} of it" in readme
+    (pin,) = ablated("flash12-nextn-ablation")["attribution"]
+    assert f"{-pin['gain_us']:.1f} us a token less than nothing ({pin['low']:.1f} to {pin['high']:.1f} us)" in page
 
 
 def test_what_is_left_is_what_the_last_rung_shows():

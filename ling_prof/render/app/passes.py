@@ -130,7 +130,7 @@ def recorded_with(of: Ablation, recording: Source) -> frozenset[str] | None:
     name, on = files.get(recording.digest, ""), set[str]()
     for rung in of["ladder"]:
         on |= set(filter(None, rung["added"].split("+")))
-        if rung["trace"] and name == f"ladder/{rung['trace']}":
+        if of["target"] == "engine" and rung["trace"] and name == f"ladder/{rung['trace']}":
             return frozenset(on)
     return None
 

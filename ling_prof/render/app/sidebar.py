@@ -40,11 +40,17 @@ def ablation() -> Source | None:
     return pick.picked(MEASURED, measured())
 
 
+def _fullest() -> str:
+    """The committed ablation that says most; '' where there is none."""
+    there = measured()
+    return max(there, key=lambda name: there[name].stat().st_size, default="")
+
+
 def choose(given: str = "") -> Chosen | None:
     """Draws the sidebar. given: a path to begin with. None, and a sentence on the page, where nothing can be shown."""
     demo = next((name for name, row in every().items() if row.get("demo")), "")
     pick.start(TRACE, here=demo, path=given)
-    pick.start(MEASURED, here=next(iter(measured()), ""))
+    pick.start(MEASURED, here=_fullest())
     with st.sidebar:
         pick.draw(WAYS, TRACE, recordings())
         source = pick.picked(TRACE, recordings())
