@@ -14,13 +14,13 @@ from timelines import Recording
 import ling_prof
 from ling_prof.errors import UserError
 from ling_prof.view import Options, view
-from ling_prof.whatif import edits
+from ling_prof.whatif import edits, predict
 from ling_prof.whatif.build import build
 from ling_prof.whatif.calibration import shipped
 from ling_prof.whatif.costs import Costs, reckoning
 from ling_prof.whatif.critical import critical_path, host_slack
 from ling_prof.whatif.predict import PASSES, Predictor, asked_for, chosen, edited_by, listing, passes, whatif
-from ling_prof.whatif.replay import calibrated, replay
+from ling_prof.whatif.replay import calibrated, course, replay, step_of
 from optim.base import EDITS
 
 US = 1000
@@ -113,7 +113,7 @@ def test_removing_a_wait_lets_the_host_run_ahead():
     """A round of 4 x 100 and 3 gaps of 3; 4 until the host knows, 5 until it calls, 15 until the device starts."""
     graph = graph_of(steps(launch=5, busy=100))
     assert median(graph) == 4 * 100 + 3 * 3 + 4 + 5 + 15
-    ahead = edits.remove_wait(graph, edits.waiting(graph, ""))
+    ahead = edits.remove_wait(graph.draft(), edits.waiting(graph, ""))
     assert replay(ahead).walls[-1] == 4 * (100 + 3) * US
 
 
@@ -121,14 +121,14 @@ def test_a_wait_costs_little_where_the_host_is_late_anyway():
     """4 x 110 of launching; the last kernel ends 15 + 20 after its call, the host knows 4 later."""
     graph = graph_of(steps(launch=100, busy=20))
     assert median(graph) == 3 * 110 + 35 + 4 + 100
-    ahead = edits.remove_wait(graph, edits.waiting(graph, ""))
+    ahead = edits.remove_wait(graph.draft(), edits.waiting(graph, ""))
     assert median(ahead) == 4 * 110 + 4  # the call itself stays
 
 
 def test_capture_takes_the_launches_away():
     """100 of host work, 30 + 4 for the launch, 5 from there to the first kernel, kernels 1 apart, 4 to know."""
     graph = graph_of(steps(launch=100, busy=20))
-    captured = edits.to_graph(graph, edits.named(graph), COSTS)
+    captured = edits.to_graph(graph.draft(), edits.named(graph), COSTS)
     assert median(captured) == 100 + 34 + 5 + 4 * 20 + 3 * 1 + 4
     half = 100 / 2 + 34 + 5 + 4 * 20 + 3 * 1 + 4  # what a launch costs was not measured under a profiler
     assert median(captured, pace=0.5) == half
@@ -142,20 +142,20 @@ def test_a_graph_goes_through_layers_but_not_through_waits():
             made.inside("annotation", layer, call["start"] - 1, call["end"] + 1)
     graph = graph_of(made)
     assert len(set(graph.layer.values)) == 4
-    captured = edits.to_graph(graph, edits.named(graph), COSTS)
+    captured = edits.to_graph(graph.draft(), edits.named(graph), COSTS)
     assert (captured.launch[captured.round == 2] >= 0).sum() == 1
 
 
 def test_chains_close_the_gaps_of_a_busy_device_only():
     busy, late = graph_of(steps(launch=5, busy=100, sync=False)), graph_of(steps(launch=100, busy=20, sync=False))
-    assert median(busy) - median(edits.chain(busy, COSTS)) == 4 * 3
-    assert median(late) - median(edits.chain(late, COSTS)) == 0
+    assert median(busy) - median(edits.chain(busy.draft(), COSTS)) == 4 * 3
+    assert median(late) - median(edits.chain(late.draft(), COSTS)) == 0
 
 
 def test_savings_are_not_additive():
     """PDL helps the device that is busy, a free host the one that waits for it; together they are one replay."""
-    chain = lambda graph: edits.chain(graph, COSTS)  # noqa: E731
-    free = lambda graph: edits.remove_wait(graph, edits.waiting(graph, ""))  # noqa: E731
+    chain = lambda graph: edits.chain(graph.draft(), COSTS)  # noqa: E731
+    free = lambda graph: edits.remove_wait(graph.draft(), edits.waiting(graph, ""))  # noqa: E731
     bound_by_device = graph_of(steps(launch=5, busy=100, behind=True))
     bound_by_host = graph_of(steps(launch=200, busy=20))
     for graph, gain_of_chain, gain_of_free in ((bound_by_device, 12, 0), (bound_by_host, 0, 25)):
@@ -168,10 +168,12 @@ def test_savings_are_not_additive():
 
 def test_dropped_kernels_leave_the_rest_in_order():
     graph = graph_of(steps(launch=5, busy=100, sync=False))
-    assert median(graph) - median(edits.drop(graph, edits.named(graph, "k1_"))) == 103
+    assert median(graph) - median(edits.drop(graph.draft(), edits.named(graph, "k1_"))) == 103
     late = graph_of(steps(launch=100, busy=20, sync=False))
-    assert median(late) - median(edits.drop(late, edits.named(late, "k1_"))) == 110  # its call and the work before it
-    first = edits.drop(late, edits.named(late, "k0_"))
+    assert (
+        median(late) - median(edits.drop(late.draft(), edits.named(late, "k1_"))) == 110
+    )  # its call and the work before it
+    first = edits.drop(late.draft(), edits.named(late, "k0_"))
     assert median(late) - median(first) == 10  # what the host does before a round, it still does
 
 
@@ -179,16 +181,43 @@ def test_fused_runs_keep_their_bytes():
     """Two kernels of 100 move bytes for 90 each; one of them is left, which takes 10 besides, and one gap less."""
     graph = graph_of(steps(launch=5, busy=100, sync=False))
     run = edits.runs(graph, edits.named(graph, "k[12]_"))
-    assert sorted(np.bincount(run[run >= 0]).tolist()) == [2] * 5
-    assert median(graph) - median(edits.fuse(graph, run, COSTS)) == 10 + 3
-    assert median(graph) - median(edits.fuse(graph, run, COSTS, moves=False)) == 2 * 100 + 3 - 10
-    assert edits.fuse(graph, run, COSTS, into=2) is graph
+    assert np.diff(run.bounds).tolist() == [2] * 5
+    assert median(graph) - median(edits.fuse(graph.draft(), run, COSTS)) == 10 + 3
+    assert median(graph) - median(edits.fuse(graph.draft(), run, COSTS, moves=False)) == 2 * 100 + 3 - 10
+    assert replay(edits.fuse(graph.draft(), run, COSTS, into=2)).step == replay(graph).step
+
+
+def test_what_is_gone_parts_no_run():
+    graph = graph_of(steps(launch=5, busy=100, sync=False))
+    dropped = edits.drop(edits.drop(graph.draft(), edits.named(graph, "k1_")), edits.named(graph, "k[12]_"))
+    run = edits.runs(dropped, edits.named(dropped, "k[03]_"))
+    assert np.diff(run.bounds).tolist() == [2] * 5
+    assert (edits.behind(dropped, run.ops, edits.named(dropped, "k0_")) == run.ops[1::2]).all()
+
+
+def test_a_recorded_graph_stays_as_it_is():
+    graph = graph_of(steps(launch=5, busy=100))
+    with pytest.raises(ValueError, match="read-only"):
+        edits.drop(graph, edits.named(graph, "k1_"))
+    edits.remove_wait(edits.drop(graph.draft(), edits.named(graph)), edits.waiting(graph, ""))
+    assert_exact(graph)
 
 
 def test_merged_kernels_spare_an_empty_one():
     graph = graph_of(steps(launch=5, busy=100, sync=False))
-    merged = edits.merge(graph, edits.named(graph, "k[12]_"), COSTS)  # both end in k3
+    merged = edits.merge(graph.draft(), edits.named(graph, "k[12]_"), COSTS)  # both end in k3
     assert median(graph) - median(merged) == 2 * (3 + 5)
+
+
+def test_merged_kernels_bring_no_less_than_nothing_along():
+    """k0 is shorter than an empty kernel, so k1 takes its 100 over, of which 95 remain in k2."""
+    made = steps(launch=5, busy=100, sync=False)
+    for op in made.gpu:
+        op["end"] -= 98 * US if op["name"] == "k0_kernel" else 0
+    graph = graph_of(made)
+    merged = edits.merge(graph.draft(), edits.named(graph, "k[01]_"), COSTS)
+    grown = (merged.duration - graph.duration)[graph.name.fits("k2_") & (graph.round >= 0)]
+    assert set(grown.tolist()) == {95 * US}
 
 
 def test_collectives_that_wait_for_nobody_take_their_shortest_time():
@@ -198,22 +227,22 @@ def test_collectives_that_wait_for_nobody_take_their_shortest_time():
     late = [op for op in made.gpu if op["name"].startswith("nccl")]
     late[0]["end"] -= 60 * US  # the first one met no late rank
     graph = graph_of(made)
-    assert median(graph) - median(edits.punctual(graph)) == 60
+    assert median(graph) - median(edits.punctual(graph.draft())) == 60
 
 
 def test_roles_are_scaled_by_what_their_kernels_move():
     graph = graph_of(steps(launch=5, busy=100, sync=False))
     (half,) = chosen(["other=0.5"]).values()
-    assert median(graph) - median(half(graph, COSTS)) == 4 * 45
+    assert median(graph) - median(half(graph.draft(), COSTS)) == 4 * 45
 
 
 def test_bytes_are_scaled_and_kernels_shortened_down_to_a_floor():
     graph = graph_of(steps(launch=5, busy=100, sync=False))
     one = edits.named(graph, "k2_")
-    assert median(graph) - median(edits.scale(graph, one, 0.5, COSTS)) == 45
-    assert median(graph) - median(edits.scale(graph, one, 0.0, COSTS)) == 90
-    assert median(graph) - median(edits.shorten(graph, one, 20 * US, COSTS)) == 20
-    assert median(graph) - median(edits.shorten(graph, one, 1e6 * US, COSTS)) == 90
+    assert median(graph) - median(edits.scale(graph.draft(), one, 0.5, COSTS)) == 45
+    assert median(graph) - median(edits.scale(graph.draft(), one, 0.0, COSTS)) == 90
+    assert median(graph) - median(edits.shorten(graph.draft(), one, 20 * US, COSTS)) == 20
+    assert median(graph) - median(edits.shorten(graph.draft(), one, 1e6 * US, COSTS)) == 90
 
 
 def overlapping() -> Recording:
@@ -232,7 +261,7 @@ def test_unchained_kernels_show_what_was_hidden():
     """b began 8 early, of which an empty kernel's 5 was work; apart, it follows a by the usual 3."""
     graph = graph_of(overlapping())
     assert (replay(graph).start == graph.start).all()
-    apart = replay(edits.unchain(graph, COSTS))
+    apart = replay(edits.unchain(graph.draft(), COSTS))
     a, b = (np.flatnonzero(graph.name.fits(name))[:5] for name in ("a_", "b_"))
     assert set((apart.start[b] - apart.end[a]).tolist()) == {3 * US}
     assert set((apart.end[b] - apart.end[a]).tolist()) == {(3 + 5 + 70) * US}
@@ -324,10 +353,10 @@ def test_host_slack_is_what_a_free_host_has():
 
 
 def test_every_pass_predicts_and_finds_nothing_in_strange_work():
-    graph = graph_of(overlapping())
+    found = Predictor(graph_of(overlapping()), reckoning(None))
     assert len(passes()) >= 18
     for name, edit in chosen(name for name in passes() if name not in ("pdl", "cuda_graph")).items():
-        assert edit(graph, COSTS) is graph, name
+        assert found.sites({name: edit}) == [], name
 
 
 def test_edits_come_in_the_order_of_the_ladder_with_pdl_last():
@@ -474,13 +503,20 @@ def test_a_long_step_is_replayed_in_time():
 
 def test_passes_of_other_packages_are_strict(monkeypatch):
     good, clash = (metadata.EntryPoint(name, "optim.base:passes", PASSES) for name in "ab")
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [good, clash])
+    monkeypatch.setattr(predict, "_points", lambda: [good, clash])
     with pytest.raises(UserError, match=f"the entry point b of {PASSES} brings .* again; mend or uninstall"):
         passes()
     broken = metadata.EntryPoint("c", "optim.nosuch:passes", PASSES)
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [broken])
+    monkeypatch.setattr(predict, "_points", lambda: [broken])
     with pytest.raises(UserError, match=f"the entry point c of {PASSES} is broken .ModuleNotFoundError"):
         passes()
+
+
+@pytest.mark.parametrize("pace", [1.0, 0.3])
+def test_a_step_alone_is_the_step_of_the_replay(pace):
+    graph = build(view(ling_prof.load(BUNDLED / "ladder/00-baseline.sqlite.gz")))
+    edited, along = edited_by(chosen(passes()), graph, COSTS), course(graph)
+    assert step_of(edited, pace, 0.9, along) == replay(edited, pace, 0.9, along).step == replay(edited, pace, 0.9).step
 
 
 def test_edits_that_passes_name_are_functions():

@@ -10,7 +10,7 @@ from ling_prof.roles import ROLES
 from ling_prof.steps import WHOLE
 from ling_prof.view import View, require_steps
 from ling_prof.whatif import device, host
-from ling_prof.whatif.graph import CALL, OP, RETURN, Graph, Text, text_of
+from ling_prof.whatif.graph import CALL, NONE, OP, RETURN, Graph, Text, text_of
 
 
 def build(view: View, most: int | None = None) -> Graph:
@@ -39,11 +39,14 @@ def build(view: View, most: int | None = None) -> Graph:
         head=np.zeros(len(row), np.int64),  # a recording does not tell work from waiting
         gone=np.zeros(len(row), bool),
         early=np.zeros(len(row), bool),
+        earlier=np.append(of_ops["before"], NONE),
+        later=_later(of_ops["before"]),
         **of_ops,
         **of_calls,
         events=events,
         begins=np.searchsorted(start, begins),
         ends=np.where(bounds < len(row), bounds, -1),
+        streams=np.argsort(ops.stream[row], kind="stable"),
     )
 
 
@@ -79,6 +82,12 @@ def _hidden(view: View) -> Iterator[str]:
         yield "no step was found: the whole recording counts as one, to which no unprofiled time per token fits"
     if (view.ops.role == ROLES.index("all_reduce")).any():
         yield "other ranks are held still: what a collective waits for them counts as its own time"
+
+
+def _later(before: np.ndarray) -> np.ndarray:
+    later = np.full(len(before) + 1, NONE)
+    later[before] = np.arange(len(before))
+    return later
 
 
 def _events(start: np.ndarray, began: np.ndarray, returned: np.ndarray) -> np.ndarray:

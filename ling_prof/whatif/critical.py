@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ling_prof.whatif.graph import Graph
-from ling_prof.whatif.replay import CLOSE, Replay, replay, scaled
+from ling_prof.whatif.replay import CLOSE, Replay, course, scaled, step_of
 
 START, END, CALLED, RETURNED = range(4)
 MOST, FINE = 64.0, 0.005  # of a pace: the largest, and the least difference, that is tried
@@ -97,10 +97,10 @@ class _Steps:
 def host_slack(graph: Graph, found: Replay) -> float | None:
     """How much longer the host's work of a round could get before the step does, ns; None where no work is recorded, or
     MOST times as much does not show."""
-    work = float(graph.lead.sum() + graph.cost.sum()) / len(graph.begins)
+    work, along = float(graph.lead.sum() + graph.cost.sum()) / len(graph.begins), course(graph)
 
     def shows(pace: float) -> bool:
-        return replay(graph, pace, found.stretch).step > found.step * (1 + CLOSE)
+        return step_of(graph, pace, found.stretch, along) > found.step * (1 + CLOSE)
 
     if not work or not shows(found.pace + MOST):
         return None

@@ -7,14 +7,15 @@ back.
 """
 
 import re
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 NONE = -1
 RETURN, CALL, OP = range(3)  # events
+MOST = ("duration", "gap", "gone", "earlier", "later")  # what most edits change
 
 
 class Text(NamedTuple):
@@ -25,18 +26,7 @@ class Text(NamedTuple):
 
     def fits(self, pattern: str) -> np.ndarray:
         """Where the regular expression finds itself, as a mask."""
-        return np.array([_found(pattern, value) for value in self.values] or [False])[self.codes]
-
-    def renamed(self, old: str, new: str) -> "Text":
-        """`new` where `old` or `new` stands."""
-        codes = np.where(self.fits(f"^({old}|{new})$"), len(self.values), self.codes)
-        return Text(codes, np.append(self.values, new))
-
-
-@lru_cache(maxsize=65536)
-def _found(pattern: str, value: str) -> bool:
-    """Of a few names, asked for again by every edit."""
-    return re.search(pattern, value) is not None
+        return np.array([re.search(pattern, value) is not None for value in self.values] or [False])[self.codes]
 
 
 def text_of(strings: np.ndarray) -> Text:
@@ -53,13 +43,14 @@ class Graph:
     the op before it on its stream, and from that one's end to its start; where that is below 0 they overlap, and
     duration counts from that end: until then it did `head` and waited; other, other_gap: the same of an op on another
     stream; launch: its call; in_call, after: from the start of that call to its own, the part while the call runs and
-    the rest; gone: an edit dropped it; early: it asks for its weights before it waits.
+    the rest; gone: an edit dropped it; early: it asks for its weights before it waits. earlier, later: the ops before
+    and after it on its stream that are not gone; one entry more, which says nothing, belongs to -1.
     Calls. began: as recorded; previous: the call before on its thread; lead: the host's time since that returned; cost:
     its own time (at most its tail, of one that waited); fixed: more of it, at any pace of the host; awaits, tail: the
     op that it waits for, and from that one's end to its return; blocks: it can make the host wait; by_event: for an
     event, which the host chose; graph: it launches a CUDA graph; site: who made a call that blocks.
     events (n, 2): kind and index, in an order that respects all of this. begins, ends: the op at which each round
-    begins, and the one whose start ends it; -1: the end of all ops ends it.
+    begins, and the one whose start ends it; -1: the end of all ops ends it. streams: all ops, stream by stream.
     """
 
     path: str
@@ -81,6 +72,8 @@ class Graph:
     head: np.ndarray
     gone: np.ndarray
     early: np.ndarray
+    earlier: np.ndarray
+    later: np.ndarray
     began: np.ndarray
     previous: np.ndarray
     lead: np.ndarray
@@ -95,6 +88,13 @@ class Graph:
     events: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
+    streams: np.ndarray
+    _found: dict[tuple[str, str, str], np.ndarray] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
 
     @cached_property
     def recorded(self) -> np.ndarray:
@@ -112,8 +112,32 @@ class Graph:
         last = np.where(self.ends >= 0, self.ends, len(self.start))
         return np.where((at >= 0) & (np.arange(len(self.start)) < last[at]), at, -1)
 
-    def with_(self, **arrays: Any) -> "Graph":
-        """A copy with other arrays; of those that say where rounds begin and end none is another one."""
-        copy = replace(self, **arrays)
-        copy.__dict__["round"] = self.round
-        return copy
+    @cached_property
+    def part(self) -> np.ndarray:
+        """A number for the round and the layer of each op."""
+        return self.round * len(self.layer.values) + self.layer.codes
+
+    def where(self, name: str = "", layer: str = "", role: str = "") -> np.ndarray:
+        """Ops that start in a round and whose name, layer and role fit (regular expressions; '': any), gone or not,
+        stream by stream: no edit changes it, so that it is kept."""
+        asked = (name, layer, role)
+        if asked not in self._found:
+            texts = zip((self.name, self.layer, self.role), asked, strict=True)
+            fits = [text.fits(pattern) for text, pattern in texts if pattern]
+            mask = np.logical_and.reduce([self.round >= 0, *fits])
+            self._found[asked] = self.streams[mask[self.streams]]
+        return self._found[asked]
+
+    def draft(self) -> "Draft":
+        """A copy for edits."""
+        other = object.__new__(Draft)
+        vars(other).update(vars(self), round=self.round, part=self.part)
+        other.own(*MOST)
+        return other
+
+
+class Draft(Graph):
+    """What edits change: the arrays that it owns."""
+
+    def own(self, *names: str) -> None:
+        vars(self).update({name: getattr(self, name).copy() for name in names})

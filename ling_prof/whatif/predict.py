@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -23,8 +23,8 @@ from ling_prof.whatif import edits
 from ling_prof.whatif.build import build
 from ling_prof.whatif.costs import Costs, Reckoning, reckoning
 from ling_prof.whatif.critical import critical_path, host_slack
-from ling_prof.whatif.graph import Graph, Text
-from ling_prof.whatif.replay import Replay, calibrated, replay
+from ling_prof.whatif.graph import Draft, Graph, Text
+from ling_prof.whatif.replay import Course, Replay, calibrated, course, replay, step_of
 
 SCHEMA = "ling-prof.whatif/1"
 PASSES = "ling_prof.passes"  # the entry-point group: functions that give name -> module with `predict`
@@ -33,9 +33,8 @@ NOTHING = "these edits find nothing to change here"
 REMEDY = "mend or uninstall the package it comes from"
 SHORT = 0.8  # of the device's recorded time: profiling does not add that much to it
 MISSED = 0.01  # of the unprofiled step: farther off, the replay was not calibrated
-KEPT = 32  # edited graphs
 LEAST_BAND = 0.005  # of the step, to either side: two measurements of one program differ by as much
-Edit = Callable[[Graph, Costs], Graph]
+Edit = Callable[[Draft, Costs], Draft]
 Base = tuple[Graph, Replay, Costs]
 
 
@@ -45,7 +44,7 @@ def passes() -> dict[str, ModuleType]:
     Raises UserError, naming the entry point, for one that does not load or brings a name that is taken.
     """
     found: dict[str, ModuleType] = {}
-    for point in sorted(metadata.entry_points(group=PASSES), key=lambda point: (point.name, point.value)):
+    for point in _points():
         try:
             brought = {name: module for name, module in point.load()().items() if hasattr(module, "predict")}
         except Exception as error:
@@ -55,6 +54,12 @@ def passes() -> dict[str, ModuleType]:
             raise UserError(f"the entry point {point.name} of {PASSES} brings {min(taken)} again; {REMEDY}.")
         found |= brought
     return found
+
+
+@cache
+def _points() -> list[metadata.EntryPoint]:
+    """To look through all that is installed takes longer than a replay."""
+    return sorted(metadata.entry_points(group=PASSES), key=lambda point: (point.name, point.value))
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,12 @@ class Predictor:
     @cached_property
     def unchanged(self) -> Replay:
         """The replay of the graph as it was recorded."""
-        return replay(self.graph)
+        return replay(self.graph, along=self.course)
+
+    @cached_property
+    def course(self) -> Course:
+        """Of the graph and of all that edits make of it."""
+        return course(self.graph)
 
     @property
     def replay_error(self) -> float:
@@ -108,7 +118,7 @@ class Predictor:
         """
         graph, base, likely = self.base
         if self.step is None:
-            others = [(graph, replay(graph, 0.0), likely)]
+            others = [(graph, replay(graph, 0.0, along=self.course), likely)]
         else:
             others = [self._base(traced) for traced in (0.0, 2 * likely.traced)]
         return [self.base, *((graph, base, costs) for costs in self.costs.ends), *others]
@@ -117,25 +127,12 @@ class Predictor:
         """As it would be without a profiler that lengthens a node of a graph by so many ns."""
         if self.step is None:
             return self.graph, self.unchanged, self.costs.likely
-        graph = edits.untraced(self.graph, traced)
-        return graph, calibrated(graph, self.step), self.costs.likely
+        graph = edits.untraced(self.graph.draft(), traced)
+        return graph, calibrated(graph, self.step, self.course), self.costs.likely
 
     def predicted(self, chosen: Mapping[str, Edit]) -> float:
         """The median round after these edits together, ns: as is likeliest, of one replay."""
-        graph, base, costs = self.base
-        by = tuple(chosen.values())
-        return _step(graph, base, _chained(by, graph, self._edited(by), costs))
-
-    @cached_property
-    def _edited(self) -> Callable[[tuple[Edit, ...]], Graph]:
-        """The graph of `base` after some edits. The latest are kept: with another pass, those before it are done."""
-        graph, _, costs = self.base
-
-        @lru_cache(maxsize=KEPT)
-        def edited(by: tuple[Edit, ...]) -> Graph:
-            return by[-1](edited(by[:-1]), costs) if by else graph
-
-        return edited
+        return self._after(chosen, *self.base)
 
     def steps(self, chosen: Mapping[str, Edit], predicted: float | None = None) -> list[float]:
         """The median round after these edits together, ns, on each of the bases; the first is not replayed again where
@@ -164,7 +161,9 @@ class Predictor:
         return Outcome(before[0], after[0], saved[0], min(saved) - self.room, high, sites)
 
     def _after(self, chosen: Mapping[str, Edit], graph: Graph, base: Replay, costs: Costs) -> float:
-        return _step(graph, base, edited_by(chosen, graph, costs))
+        """The median round, ns, at the pace of `base`."""
+        after = edited_by(chosen, graph, costs)
+        return base.step if after is graph else step_of(after, base.pace, base.stretch, self.course)
 
     @property
     def basis(self) -> str:
@@ -186,21 +185,14 @@ class Predictor:
 
 def edited_by(chosen: Mapping[str, Edit], graph: Graph, costs: Costs) -> Graph:
     """After all of them; where kernels are chained already, so are those that edits make."""
-    edited = graph
+    if not chosen:
+        return graph
+    edited = graph.draft()
     for edit in chosen.values():
         edited = edit(edited, costs)
-    return _chained(tuple(chosen.values()), graph, edited, costs)
-
-
-def _chained(by: tuple[Edit, ...], before: Graph, after: Graph, costs: Costs) -> Graph:
-    if after is before or not (before.node & (before.gap < 0)).any() or edits.unchain in by:
-        return after
-    return edits.chain(after, costs, only_early=True)
-
-
-def _step(before: Graph, base: Replay, after: Graph) -> float:
-    """The median round of an edited graph, ns, at the pace at which the other one took that of `base`."""
-    return base.step if after is before else replay(after, base.pace, base.stretch).step
+    if edited.early is graph.early or edits.unchain in chosen.values() or not (graph.node & (graph.gap < 0)).any():
+        return edited
+    return edits.chain(edited, costs, only_early=True)
 
 
 def _sites(before: Graph, after: Graph) -> list[tuple[str, float]]:

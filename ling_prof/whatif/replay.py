@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,17 +33,49 @@ class Replay:
         return float(np.median(self.walls))
 
 
-def replay(graph: Graph, pace: float = 1.0, stretch: float = 1.0) -> Replay:
-    """Times of ops and calls in the order of graph.events; `stretch` scales what the device does."""
+class Course(NamedTuple):
+    """What neither edits nor a pace change of a graph, as lists."""
+
+    kinds: list[int]
+    indices: list[int]
+    start: list[int]
+    before: list[int]
+    other: list[int]
+    began: list[int]
+    previous: list[int]
+    tail: list[int]
+
+
+def course(graph: Graph) -> Course:
+    """Of a graph, and of all that edits make of it."""
+    arrays = (graph.start, graph.before, graph.other, graph.began, graph.previous, graph.tail)
+    return Course(*graph.events.T.tolist(), *(array.tolist() for array in arrays))
+
+
+def replay(graph: Graph, pace: float = 1.0, stretch: float = 1.0, along: Course | None = None) -> Replay:
+    """Times of ops and calls in the order of graph.events; `stretch` scales what the device does. along: the course of
+    this graph, or of the one that it was edited from, where that is known."""
+    start, end, called, returned = (np.array(times, np.int64) for times in _times(graph, pace, stretch, along))
+    return Replay(start, end, called, returned, graph.walls(start, end), pace, stretch)
+
+
+def step_of(graph: Graph, pace: float = 1.0, stretch: float = 1.0, along: Course | None = None) -> float:
+    """`replay(...).step`, for whom that is enough."""
+    start, end, *_ = _times(graph, pace, stretch, along)
+    rounds = zip(graph.begins.tolist(), graph.ends.tolist(), strict=True)
+    return float(median((start[last] if last >= 0 else max(end)) - start[first] for first, last in rounds))
+
+
+def _times(graph: Graph, pace: float, stretch: float, along: Course | None) -> tuple[list[int], ...]:
+    """start and end of every op, called and returned of every call, ns."""
+    kinds, indices, given, before, other, began, previous, tail = along or course(graph)
     lead, cost, in_call = (scaled(array, pace) for array in (graph.lead, graph.cost, graph.in_call))
     duration, gap, other_gap = (scaled(array, stretch) for array in (graph.duration, graph.gap, graph.other_gap))
-    before, other, launch, after = (array.tolist() for array in (graph.before, graph.other, graph.launch, graph.after))
+    launch, after, awaits = (array.tolist() for array in (graph.launch, graph.after, graph.awaits))
     head, fixed = scaled(graph.head, stretch), graph.fixed.tolist()
-    previous, awaits, tail = (array.tolist() for array in (graph.previous, graph.awaits, graph.tail))
-    given, began = graph.start.tolist(), graph.began.tolist()
     start, end = [0] * len(given), [0] * len(given)
     called, returned = [0] * len(began), [0] * len(began)
-    for kind, i in graph.events.tolist():
+    for kind, i in zip(kinds, indices, strict=True):
         if kind == OP:
             when = []
             if launch[i] >= 0:
@@ -57,9 +92,7 @@ def replay(graph: Graph, pace: float = 1.0, stretch: float = 1.0) -> Replay:
             returned[i] = called[i] + cost[i] + fixed[i]
             if awaits[i] >= 0:
                 returned[i] = max(returned[i], end[awaits[i]] + tail[i])
-    first, last = np.array(start, np.int64), np.array(end, np.int64)
-    host = np.array(called, np.int64), np.array(returned, np.int64)
-    return Replay(first, last, *host, graph.walls(first, last), pace, stretch)
+    return start, end, called, returned
 
 
 def scaled(array: np.ndarray, factor: float) -> list[int]:
@@ -67,17 +100,18 @@ def scaled(array: np.ndarray, factor: float) -> list[int]:
     return array.tolist() if factor == 1 else np.round(array * factor).astype(np.int64).tolist()
 
 
-def calibrated(graph: Graph, step: float | None) -> Replay:
+def calibrated(graph: Graph, step: float | None, along: Course | None = None) -> Replay:
     """The replay whose median round takes `step` ns: the host faster than recorded, or where that is not enough the
     device too; as recorded without a step."""
+    at = partial(replay, graph, along=along or course(graph))
     if step is None:
-        return replay(graph)
-    slowest, fastest = replay(graph), replay(graph, 0.0)
+        return at()
+    slowest, fastest = at(), at(0.0)
     if step >= slowest.step:
         return slowest
     if step <= fastest.step:
-        return _sought(lambda stretch: replay(graph, 0.0, stretch), step)
-    return _sought(lambda pace: replay(graph, pace), step)
+        return _sought(lambda stretch: at(0.0, stretch), step)
+    return _sought(at, step)
 
 
 def _sought(at: Callable[[float], Replay], step: float) -> Replay:

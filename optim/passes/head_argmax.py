@@ -23,5 +23,4 @@ def find(trace) -> pd.DataFrame:
 
 def predict(graph, costs):
     """Two launches: the head with its norm, and the best of its parts."""
-    one = graph.with_(layer=graph.layer.renamed("sample", "head"))
-    return fuse(graph, runs(one, named(one, layer="^head$")), costs, into=2, early=True)
+    return fuse(graph, runs(graph, named(graph, layer="^(head|sample)$"), across=True), costs, into=2, early=True)

@@ -1,6 +1,5 @@
 """The experts of one token by two matrix-vector kernels, without sorting pairs or padding rows."""
 
-import numpy as np
 import pandas as pd
 
 from ling_prof.whatif.edits import behind, drop, named, shorten
@@ -21,7 +20,6 @@ def find(trace) -> pd.DataFrame:
 
 def predict(graph, costs):
     """No alignment, activation or sum of its own; the experts' products ask for weights early."""
-    between = np.isin(np.arange(len(graph.start)), behind(graph, named(graph, "fused_moe")))
-    activations = between & named(graph, "swiglu|act_and_mul")
-    graph = drop(graph, activations | named(graph, "moe_align|combine|moe_sum", layer="moe"))
+    activations = behind(graph, named(graph, "swiglu|act_and_mul"), named(graph, "fused_moe"))
+    graph = drop(drop(graph, activations), named(graph, "moe_align|combine|moe_sum", layer="moe"))
     return shorten(graph, named(graph, "fused_moe"), 0.0, costs, early=True)

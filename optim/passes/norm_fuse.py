@@ -19,5 +19,6 @@ def find(trace) -> pd.DataFrame:
 
 def predict(graph, costs):
     """The norm with which a half of a layer, or the head, begins becomes part of what follows."""
-    opens = graph.layer.codes != graph.layer.codes[graph.before]
-    return merge(graph, named(graph, "rms_?norm(?!.*gated)", role="small") & opens, costs)
+    norms = named(graph, "rms_?norm(?!.*gated)", role="small")
+    opens = graph.layer.codes[norms] != graph.layer.codes[graph.before[norms]]
+    return merge(graph, norms[opens], costs)

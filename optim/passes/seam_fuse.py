@@ -29,8 +29,7 @@ def find(trace) -> pd.DataFrame:
 
 def predict(graph, costs):
     """One launch with the embedding's, in the graph of the forward pass."""
-    one = graph.with_(layer=graph.layer.renamed("seam", "embed"))
-    return fuse(graph, runs(one, named(one, layer="^embed$")), costs, moves=False)
+    return fuse(graph, runs(graph, named(graph, layer="^(seam|embed)$"), across=True), costs, moves=False)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Activates in the epilogue of the experts' up-projection."""
 
-import numpy as np
 import pandas as pd
 
 from ling_prof.whatif.edits import behind, merge, named
@@ -20,6 +19,5 @@ def find(trace) -> pd.DataFrame:
 
 def predict(graph, costs):
     """The activation behind the experts' first product becomes part of what follows."""
-    activations = behind(graph, named(graph, "fused_moe"))
-    mask = np.isin(np.arange(len(activations)), activations) & named(graph, "act_and_mul|swiglu")
-    return merge(graph, mask, costs)
+    activations = behind(graph, named(graph, "act_and_mul|swiglu"), named(graph, "fused_moe"))
+    return merge(graph, activations, costs)
