@@ -1,6 +1,7 @@
 """What was predicted from the baseline's recording beside what was measured, by the very design of the measurement."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from ling_prof.ablation_report import Ablation
 from ling_prof.errors import UserError
 from ling_prof.plain_file import check_writable, write_text
 from ling_prof.view import Options, view_of
-from ling_prof.whatif.predict import Predictor, chosen, predictor
+from ling_prof.whatif.predict import Predictor, chosen, passes, predictor
 from optim import designs
+from optim.designs import Player
 
 SCHEMA = "ling-prof.score/1"
+REMEDY = "measure again with ling-prof ablate"
 BEGIN, END = "<!-- ling-prof score -->", "<!-- end of the table -->"
 LEAST_STEP = 0.97  # of the unprofiled step that a profiled one takes at least
 OF_GAIN, OF_STEP = 0.15, 0.02  # an error is small below the larger of these shares
@@ -24,41 +27,66 @@ US = 1e3  # ns
 def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str, Any]:
     """Replays the recording of the baseline once for every combination that was measured; gains, low and high in us.
 
-    Raises UserError for an ablation without a time of its baseline or without gains, for passes that do not predict,
-    for a recording that cannot be that of its baseline, and for what `predictor` refuses.
+    Gains are of a token, as measured: of a step over the baseline's accept length. Players with a pass that does not
+    predict have no row: the others are predicted without them. Raises UserError for an ablation without a time of its
+    baseline or without gains that can be predicted, for a recording that cannot be that of its baseline, and for what
+    `predictor` refuses.
     """
-    step = ablation["baseline"]["tpot_ms"]
-    players = [tuple(row["pass"].split("+")) for row in ablation["attribution"] if row["gain_us"] is not None]
-    if step is None or not players:
-        raise UserError("this ablation holds no gain to score; measure again with ling-prof ablate.")
-    found = predictor(view_of(ling_prof.load(path), Options(unprofiled_tpot=round(1e6 * step))), table)
+    tpot, length = _baseline(ablation)
+    players, unpredicted = _players(ablation)
+    options = Options(unprofiled_tpot=round(1e6 * tpot), accept_length=length)
+    found = predictor(view_of(ling_prof.load(path), options), table)
     _check(found, ablation, path)
-    design = designs.make(ablation["design"], players, _seed(ablation))
-    gains = _predicted(found, design)
-    rows = [_row(row, gains, found.room, step) for row in ablation["attribution"] if row["gain_us"] is not None]
+    gains = _predicted(found, designs.make(ablation["design"], players, _seed(ablation)), unpredicted, length)
+    room = found.room / length
+    rows = [_row(row, gains, room, tpot) for row in ablation["attribution"] if row["pass"] in gains]
     return {
         "schema": SCHEMA,
         "trace": str(path),
         "ablation": ablation["command"],
         "date": ablation["date"],
+        "accept_length": length,
         "replayed_ms": found.unchanged.step / 1e6,
         "replay_error_pct": found.replay_error,
         "basis": found.basis,
         "rows": rows,
-        "total": _total(ablation, gains, found.room, step),
+        "unpredicted": [designs.label(player) for player in unpredicted],
+        "total": None if unpredicted else _total(ablation, gains, room, tpot),
         **_statistics(rows),
     }
 
 
+def _baseline(ablation: Ablation) -> tuple[float, float]:
+    """Its time per token, ms, and accept length."""
+    tpot = ablation["baseline"]["tpot_ms"]
+    if tpot is None:
+        raise UserError(f"the baseline of this ablation has no time; {REMEDY}.")
+    return tpot, next(row["accept_length"] for row in ablation["rows"] if not row["passes"]) or 1.0
+
+
+def _players(ablation: Ablation) -> tuple[list[Player], list[Player]]:
+    """Those with a gain, and those of them that cannot be predicted."""
+    there = passes()
+    found = [tuple(row["pass"].split("+")) for row in ablation["attribution"] if row["gain_us"] is not None]
+    unpredicted = [player for player in found if not there.keys() >= {*player}]
+    if not found:
+        raise UserError(f"this ablation holds no gain to score; {REMEDY}.")
+    if unpredicted == found:
+        names = ", ".join(map(designs.label, found))
+        raise UserError(f"{names} cannot be predicted; give an ablation of what ling-prof passes lists.")
+    return found, unpredicted
+
+
 def _check(found: Predictor, ablation: Ablation, path: Path) -> None:
     """Raises UserError for a recording that cannot be that of the ablation's baseline."""
-    step, gpus = 1e6 * (ablation["baseline"]["tpot_ms"] or 0), ablation["lock"]["hardware"]
+    gpus = ablation["lock"]["hardware"]
     if found.step is None:
         fault = "no step is found in it"
     elif found.graph.gpu not in gpus:
         fault = f"it was made on {found.graph.gpu or 'a GPU it does not name'}, the ablation on {', '.join(gpus)}"
-    elif found.recorded < LEAST_STEP * step:
-        fault = f"its step takes {found.recorded / 1e6:.3f} ms, less than the {step / 1e6:.3f} ms without a profiler"
+    elif found.recorded < LEAST_STEP * found.step:
+        took, least = found.recorded / 1e6, found.step / 1e6
+        fault = f"its step takes {took:.3f} ms, less than the {least:.3f} ms without a profiler"
     else:
         return
     raise UserError(f"{path} is no recording of the ablation's baseline: {fault}; record it with ling-prof ablate.")
@@ -70,12 +98,17 @@ def _seed(ablation: Ablation) -> int:
     return int(found[1]) if found else 0
 
 
-def _predicted(found: Predictor, design: designs.Design) -> dict[str, np.ndarray]:
-    """Player -> its predicted gain on each of the predictor's bases, us; '' -> that of all together."""
-    steps = np.array([found.steps(chosen(passes)) for passes in design.combinations])  # (combinations, bases) ns
+def _predicted(
+    found: Predictor, design: designs.Design, unpredicted: list[Player], length: float
+) -> dict[str, np.ndarray]:
+    """Player -> its predicted gain on each of the predictor's bases, us of a token; '' -> that of all together."""
+    left_out = {name for player in unpredicted for name in player}
+    edits = [chosen(name for name in one if name not in left_out) for one in design.combinations]
+    steps = np.array([found.steps(those) for those in edits]) / length  # (combinations, bases) ns
     said = [designs.estimate(design, column[None], resamples=1)["attribution"] for column in steps.T]
     gains = {row["pass"]: np.array([base[i]["gain_us"] for base in said]) for i, row in enumerate(said[0])}
-    return {**gains, "": (steps[0] - steps[-1]) / US}
+    known = {name: gain for name, gain in gains.items() if left_out.isdisjoint(name.split("+"))}
+    return {**known, "": (steps[0] - steps[-1]) / US}
 
 
 def _row(measured: Any, gains: dict[str, np.ndarray], room: float, step: float) -> dict[str, Any]:
@@ -182,5 +215,14 @@ def sentences(scored: dict[str, Any]) -> list[str]:
         f"{scored['small']} of {count} within {OF_GAIN:.0%} of the gain or {OF_STEP:.0%} of the step; "
         f"{scored['inside']} of {count} inside the band, at the median {scored['median_band_us']:.0f} us wide. "
         f"To predict no gain at all would be off by {scored['zero_error_us']:.1f} us at the median.",
+        *_apart(scored),
         f"Measured {scored['date'][:10]} by `{scored['ablation']}`. {scored['basis']}",
     ]
+
+
+def _apart(scored: dict[str, Any]) -> Iterator[str]:
+    """What sets an ablation apart from one of all predicted passes, a token a step."""
+    if scored["accept_length"] != 1:
+        yield f"Gains are of a token: a step makes {scored['accept_length']:.3f}."
+    if scored["unpredicted"]:
+        yield f"{', '.join(scored['unpredicted'])} cannot be predicted: the others are predicted without."

@@ -75,6 +75,46 @@ def test_without_gains_there_is_nothing_to_score(ablation):
         score(nothing, TRACE)
 
 
+def drafting(ablation, length: float):
+    """The same steps, each of `length` tokens."""
+    some = first(ablation, 2)
+    for row in (some["baseline"], some["all_on"], *some["rows"], *some["attribution"]):
+        row |= {key: row[key] / length for key in ("tpot_ms", "gain_us") if row.get(key) is not None}
+    for row in some["rows"]:
+        row["accept_length"] *= length
+    return some
+
+
+def test_a_step_of_several_tokens_is_replayed_as_a_step_and_scored_by_the_token(ablation):
+    one, four = score(first(ablation, 2), TRACE), score(drafting(ablation, 4), TRACE)
+    assert (four["accept_length"], four["basis"], four["small"]) == (4, one["basis"], one["small"])
+    for a, b in zip([*one["rows"], one["total"]], [*four["rows"], four["total"]], strict=True):
+        for key in ("measured_us", "predicted_us", "predicted_low", "predicted_high", "error_us"):
+            assert b[key] == pytest.approx(a[key] / 4)
+    assert "a step makes 4.000" in table(four)
+    assert "a step makes" not in table(one)
+
+
+def renamed(ablation, count: int, **names: str):
+    some = first(ablation, count)
+    for row in some["attribution"]:
+        row["pass"] = names.get(row["pass"], row["pass"])
+    return some
+
+
+def test_what_cannot_be_predicted_is_named_and_the_rest_scored(ablation):
+    whole = score(first(ablation, 3), TRACE)["rows"]
+    found = score(renamed(ablation, 3, pdl="grouped_topk+bf16_head"), TRACE)
+    assert found["rows"] == whole[:2]
+    assert (found["unpredicted"], found["total"]) == (["grouped_topk+bf16_head"], None)
+    assert "grouped_topk+bf16_head cannot be predicted" in table(found)
+
+
+def test_where_nothing_can_be_predicted_it_is_one_sentence():
+    said = refused("score", str(ROOT / "docs/results/h200-engine-vs-sglang.json"), str(TRACE))
+    assert "engine cannot be predicted; give an ablation of what ling-prof passes lists." in said
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
