@@ -17,6 +17,8 @@ from ling_prof.lock import Lock
 COMPARISON = "ling-prof.bench-compare/1"
 ENOUGH = 5  # runs a side, before a difference is called one
 ACCEPT_NOISE = 0.05  # tokens by which the accept lengths of two runs may differ
+SHORT, LONG = 1e-12, 1e12  # ms, of what is a time
+REMEDY = "measure again with ling-prof bench sglang, or with a bench_serving that writes mean_tpot_ms"
 NORMAL = 1.96  # standard errors of a mean, 95 %
 
 
@@ -73,13 +75,15 @@ def _of_lines(path: Path, line: int | None) -> Measured:
     rows = table[[one == locks[at] and entry.kind == found[at].kind for one, entry in zip(locks, found, strict=True)]]
     lengths = rows["accept_length"].to_numpy()
     times = rows["mean_tpot_ms"].to_numpy()
-    if not all(math.isfinite(time) and time > 0 for time in times):
-        raise UserError(f"{path}: line {found[at].line} and its like hold no mean time per token to compare by.")
     length = None if np.isnan(lengths).any() else float(lengths.mean())
+    factors = np.ones(len(rows)) if length is None else lengths
+    if not all(SHORT < time < LONG for time in (*times, *(times * factors))):
+        said = f"line {found[at].line} and its like hold no mean time per token to compare by"
+        raise UserError(f"{path}: {said}; {REMEDY}.")
     peaks = rows["peak_tokens_per_s"]
     return Measured(
         lock=locks[at],
-        **_ranges(rows, times, np.ones(len(rows)) if length is None else lengths),
+        **_ranges(rows, times, factors),
         accept_length=length,
         peak_tokens_per_s=None if peaks.isna().any() else float(peaks.max()),
         doubts=_doubts(path, rows),

@@ -57,6 +57,7 @@ COLUMNS = {
     "peak_requests": "most requests at once that were seen",
 }
 TEXT = ("file", "kind", "label", "backend", "sglang", "model", "dataset")
+MOST = 1e12  # no figure of a benchmark is larger
 REMEDY = "give a file of ling-prof bench --output, or of bench_serving or one_batch with one JSON object a line"
 
 
@@ -69,14 +70,35 @@ class Entry:
     kind: str
     said: dict[str, Any]
 
-    def number(self, key: str) -> float:
-        """NaN where `key` is absent or null. Raises UserError for what is no number."""
+    def number(self, key: str, most: float = MOST) -> float:
+        """NaN where `key` is absent or null. Raises UserError for what is no number, or beyond `most` either way."""
         value = self.said.get(key)
         if value is None:
             return math.nan
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or (abs(value) > 1e300 and value != math.inf):
-            raise UserError(f"{self.file}: line {self.line} has {value!r:.40} as {key}, which is no number; {REMEDY}.")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > most:
+            raise self._unlike(key, f"no number up to {most:g}")
         return float(value)
+
+    def count(self, key: str) -> float:
+        """As `number`. Raises UserError for what is no whole number either; for null where every version has one."""
+        value = self.number(key)
+        needed = self.said.get(key) is not None or key in KINDS[self.kind]
+        if needed and not (value >= 0 and value.is_integer()):
+            raise self._unlike(key, "no whole number")
+        return value
+
+    def rate(self) -> float:
+        """inf: all at once; NaN: at the times of a trace. Raises UserError for what is neither, nor above zero."""
+        if self.said["request_rate"] == "trace":
+            return math.nan
+        value = self.number("request_rate", math.inf)
+        if not value > 0:
+            raise self._unlike("request_rate", "no rate")
+        return value
+
+    def _unlike(self, key: str, what: str) -> UserError:
+        said = f"line {self.line} has {self.said[key]!r:.40} as {key}, which is {what}"
+        return UserError(f"{self.file}: {said}; {REMEDY}.")
 
     def text(self, *keys: str) -> str:
         return next((str(self.said[key]) for key in keys if self.said.get(key)), "")
@@ -107,6 +129,14 @@ def table(*paths: Path) -> pd.DataFrame:
 def entries(path: Path) -> list[Entry]:
     """The runs in a file, in order. Raises UserError, naming file and line, as `table` does."""
     return [Entry(str(path), number, _kind(path, number, said), said) for number, said in objects(path)]
+
+
+def _check_text(path: Path, number: int, said: Any) -> None:
+    """JSON may hold half of a surrogate pair, which nothing can print."""
+    try:
+        json.dumps(said, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise UserError(f"{path}: line {number} holds what cannot be shown ({error}); {REMEDY}.") from None
 
 
 def objects(path: Path) -> list[tuple[int, Any]]:
@@ -144,6 +174,7 @@ def _parsed(path: Path, number: int, line: str) -> Any:
 def _kind(path: Path, number: int, said: Any) -> str:
     if not isinstance(said, dict):
         raise UserError(f"{path}: line {number} is no object; {REMEDY}.")
+    _check_text(path, number, said)
     for kind, keys in KINDS.items():
         if all(key in said for key in keys):
             return kind
@@ -172,22 +203,21 @@ def _common(entry: Entry) -> dict[str, Any]:
 
 def _serving(entry: Entry) -> dict[str, Any]:
     asked = entry.text("dataset_name").startswith("random")
-    of_trace = entry.said["request_rate"] == "trace"
     times = {
         f"{what}_{of}_ms": _measured(entry.number(f"{what}_{key}_ms"))
         for key, of in TIMES.items()
         for what in STATISTICS
     }
     return {
-        "request_rate": math.nan if of_trace else entry.number("request_rate"),
-        "max_concurrency": entry.number("max_concurrency"),
-        "isl": entry.number("random_input_len") if asked else math.nan,
-        "osl": entry.number("random_output_len") if asked else math.nan,
+        "request_rate": entry.rate(),
+        "max_concurrency": entry.count("max_concurrency"),
+        "isl": entry.count("random_input_len") if asked else math.nan,
+        "osl": entry.count("random_output_len") if asked else math.nan,
         "range_ratio": entry.number("random_range_ratio") if asked else math.nan,
-        "requests": entry.number("completed"),
+        "requests": entry.count("completed"),
         "duration_s": entry.number("duration"),
-        "input_tokens": entry.number("total_input_tokens"),
-        "output_tokens": entry.number("total_output_tokens"),
+        "input_tokens": entry.count("total_input_tokens"),
+        "output_tokens": entry.count("total_output_tokens"),
         **times,
         "requests_per_s": entry.number("request_throughput"),
         "output_tokens_per_s": entry.number("output_throughput"),
@@ -195,13 +225,13 @@ def _serving(entry: Entry) -> dict[str, Any]:
         "concurrency": entry.number("concurrency"),
         "accept_length_recorded": _measured(entry.number("accept_length")),
         "peak_tokens_per_s": _measured(entry.number("max_output_tokens_per_s")),
-        "peak_requests": entry.number("max_concurrent_requests"),
+        "peak_requests": entry.count("max_concurrent_requests"),
     }
 
 
 def _one_batch_server(entry: Entry) -> dict[str, Any]:
     """last_ttft is of the last request of a batch: with more than one it does not tell when the others began."""
-    size, osl = entry.number("batch_size"), entry.number("output_len")
+    size, osl = entry.count("batch_size"), entry.count("output_len")
     latency, ttft = entry.number("latency"), _measured(entry.number("last_ttft"))
     tpot = 1e3 * (latency - ttft) / (osl - 1) if size == 1 and osl > 1 else math.nan
     return _batch(entry) | {
@@ -215,7 +245,7 @@ def _one_batch_server(entry: Entry) -> dict[str, Any]:
 
 def _one_batch(entry: Entry) -> dict[str, Any]:
     """Without a server: every step gives each request of the batch one token."""
-    osl, whole, prefill = (entry.number(key) for key in ("output_len", "total_latency", "prefill_latency"))
+    osl, whole, prefill = entry.count("output_len"), entry.number("total_latency"), entry.number("prefill_latency")
     return _batch(entry) | {
         "duration_s": whole,
         "mean_ttft_ms": 1e3 * prefill,
@@ -226,7 +256,7 @@ def _one_batch(entry: Entry) -> dict[str, Any]:
 
 
 def _batch(entry: Entry) -> dict[str, Any]:
-    size, isl, osl = (entry.number(key) for key in ("batch_size", "input_len", "output_len"))
+    size, isl, osl = (entry.count(key) for key in ("batch_size", "input_len", "output_len"))
     return {
         "batch_size": size,
         "isl": isl,
@@ -274,7 +304,8 @@ def _load(row: pd.Series) -> str:
         return ALONE if row["batch_size"] == 1 else f"a batch of {row['batch_size']:g} requests"
     if row["max_concurrency"] == 1 and row["range_ratio"] == 1:
         return ALONE
-    rate = {True: "at once", False: f"at {row['request_rate']:g}/s"}[row["request_rate"] == math.inf]
+    rate = "as in a trace" if math.isnan(row["request_rate"]) else f"at {row['request_rate']:g}/s"
+    rate = "at once" if row["request_rate"] == math.inf else rate
     most = "" if math.isnan(row["max_concurrency"]) else f", {row['max_concurrency']:g} at a time"
     drawn = "" if math.isnan(row["range_ratio"]) else f", lengths from {row['range_ratio']:g} of those asked"
     return f"{row['dataset']} requests {rate}{most}{drawn}"

@@ -208,11 +208,23 @@ BAD = [
     (json.dumps(SERVING | {"mean_tpot_ms": "fast"}), "line 1 has 'fast' as mean_tpot_ms, which is no number"),
     (json.dumps(SERVING | {"completed": True}), "True as completed"),
     (json.dumps(SERVING | {"completed": 10**400}), "as completed, which is no number"),
+    *(
+        (json.dumps(SERVING | {key: value}), f"line 1 has {value!r} as {key}, which is no ")
+        for key in ("random_input_len", "random_output_len", "completed", "max_concurrency")
+        for value in (math.inf, math.nan, 1.5, -1)
+    ),
+    *((json.dumps(ONE_BATCH | {key: math.inf}), f"inf as {key}") for key in ("batch_size", "input_len", "output_len")),
+    (json.dumps(ONE_BATCH | {"batch_size": None}), "line 1 has None as batch_size, which is no whole number"),
+    (json.dumps(SERVING | {"accept_length": math.inf}), "inf as accept_length, which is no number up to 1e+12"),
+    (json.dumps(SERVING | {"mean_tpot_ms": 1e299}), "1e+299 as mean_tpot_ms, which is no number up to 1e+12"),
+    (json.dumps(SERVING | {"request_rate": None}), "None as request_rate, which is no rate"),
+    (json.dumps(SERVING | {"backend": "\ud800"}), "line 1 holds what cannot be shown ("),
+    (json.dumps(SERVING | {"server_info": {"tp": "x\udfff"}}), "line 1 holds what cannot be shown ("),
     ("[" * 100_000, "line 1 is cut off or no JSON"),
 ]
 
 
-@pytest.mark.parametrize(("content", "words"), BAD, ids=[words[:30] for _, words in BAD])
+@pytest.mark.parametrize(("content", "words"), BAD, ids=[words[:50] for _, words in BAD])
 def test_a_bad_file_is_refused_in_one_sentence(tmp_path, content, words):
     path = tmp_path / "a.jsonl"
     path.write_text(content)
@@ -290,10 +302,23 @@ def test_what_neither_file_records_is_said(written):
     assert found["warnings"][0].startswith("neither says its hardware, driver, cuda, triton, torch, python, model")
 
 
-def test_without_a_mean_time_per_token_nothing_is_compared(written, shared):
-    path = shared / "dc_llama_3_3_70b_online_output.jsonl"
-    with pytest.raises(UserError, match="line 1 and its like hold no mean time per token to compare by"):
-        measured(path, 1)
+NO_TIME = "line 1 and its like hold no mean time per token to compare by; measure again with ling-prof bench sglang"
+
+
+def test_without_a_mean_time_per_token_nothing_is_compared(shared):
+    with pytest.raises(UserError, match=NO_TIME):
+        measured(shared / "dc_llama_3_3_70b_online_output.jsonl", 1)
+
+
+@pytest.mark.parametrize("said", [{"mean_tpot_ms": 1e-320}, {"accept_length": 1e-20}, {"mean_tpot_ms": math.nan}])
+def test_what_is_no_time_is_not_compared(written, said):
+    with pytest.raises(UserError, match=NO_TIME):
+        measured(written(SERVING | said))
+
+
+def test_times_of_a_trace_are_a_load_of_their_own(written):
+    found = measured(written(SERVING | {"request_rate": "trace", "max_concurrency": None}))
+    assert found.lock.load == "random requests as in a trace, lengths from 1 of those asked"
 
 
 def test_peaks_are_shown_and_do_not_decide(written):
