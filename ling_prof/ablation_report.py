@@ -84,14 +84,15 @@ class Lowered(TypedDict):
 
 
 class Rung(Tpot):
-    """added: what joined the rungs before, '' at the baseline. trace: its recording; profiled_ratio: a step of it
-    over one of those just before, without the profiler.
+    """added: what joined the rungs before, '' at the baseline. trace: its recording, trace_sha256 of its bytes;
+    profiled_ratio: a step of it over one of those just before, without the profiler.
 
     lowers: what the passes that joined say they lower; empty where it or the rung before is not recorded.
     """
 
     added: str
     trace: str | None
+    trace_sha256: NotRequired[str]
     profiled_ratio: Positive | None
     lowers: list[Lowered]
 

@@ -1,5 +1,6 @@
 """Results as JSON files: read whole and checked, written whole or not at all."""
 
+import hashlib
 import json
 import os
 from contextlib import suppress
@@ -37,6 +38,12 @@ def _decoded(path: Path, remedy: str) -> Any:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     except (msgspec.MsgspecError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error}); {remedy}.") from None
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_writable(path: Path) -> None:

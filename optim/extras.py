@@ -1,6 +1,5 @@
 """What is added to an ablation once it is measured: a recording of every rung, and kernels with cold weights."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, cast
 
 import ling_prof
 from ling_prof.ablation_report import Ablation
+from ling_prof.plain_file import sha256
 from optim import base, microbench
 from optim.engine.generate import Engine
 from optim.ladder import lowered, quantities
@@ -41,7 +41,8 @@ class Extras:
                 with self._noting(f"the recording of {added}"):
                     said = self._recorded(passes, f"{number:02}-{added}.json.gz")
                     now = said["quantities"]
-                    row |= {"trace": said["trace"], "profiled_ratio": said["step_ms"] / said["plain_ms"]}
+                    row |= {"trace": said["trace"], "trace_sha256": said["sha256"]}
+                    row["profiled_ratio"] = said["step_ms"] / said["plain_ms"]
                     row["lowers"] = lowered(passes[len(below) :], before, now) if before else []
             progress((number + 1) / len(rungs))
         with self._noting("the kernels with cold weights"):
@@ -54,8 +55,8 @@ class Extras:
         """
         path = self.options.folder / name
         kept = self.store.get("trace", name)
-        if kept is None or not path.exists() or _hash(path) != kept["sha256"]:
-            kept = {"trace": name, "plain_ms": self._record(passes, path), "sha256": _hash(path), **_read(path)}
+        if kept is None or not path.exists() or sha256(path) != kept["sha256"]:
+            kept = {"trace": name, "plain_ms": self._record(passes, path), "sha256": sha256(path), **_read(path)}
             self.store.replace("trace", name, kept)
         return kept
 
@@ -85,10 +86,6 @@ class Extras:
 def _read(path: Path) -> dict[str, Any]:
     report = ling_prof.report(ling_prof.load(path))
     return {"step_ms": report["summary"][0]["wall_ns"]["mean"] / 1e6, "quantities": quantities(report)}
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def records(engine: Engine, options: AblateOptions) -> bool:

@@ -16,7 +16,7 @@ from test_cli import cli, refused  # noqa: E402
 from test_gate import made, made_passes, one_thread, other  # noqa: E402, F401
 from typer.testing import CliRunner  # noqa: E402
 
-from ling_prof import UserError, ablation_report  # noqa: E402
+from ling_prof import UserError, ablation_report, plain_file  # noqa: E402
 from ling_prof.cli import whole_app  # noqa: E402
 from optim import ablate, base, bench, designs, extras, gate, session  # noqa: E402
 from optim.gate import Gate  # noqa: E402
@@ -281,6 +281,7 @@ def test_every_rung_is_recorded_with_its_ratio(asked, monkeypatch, made_passes):
     assert recorded == [("00-baseline.json.gz", (), 12), ("01-keeps.json.gz", ("keeps",), 12)]
     assert [rung["trace"] for rung in found["ladder"]] == ["00-baseline.json.gz", "01-keeps.json.gz"]
     for rung in found["ladder"]:
+        assert rung["trace_sha256"] == plain_file.sha256(BUNDLED / "h200_ling_tiny_graph_stacks.pt.trace.json.gz")
         assert rung["profiled_ratio"] == pytest.approx(4.171678 / 2)  # by the steps just before, not by the windows
     assert found["ladder"][0]["lowers"] == []
     (lowers,) = found["ladder"][1]["lowers"]

@@ -339,6 +339,27 @@ def test_without_predictions_it_is_said_why(tmp_path):
     assert "No decode step counts." in [unescaped(one.value) for one in at.markdown]
 
 
+def test_a_recording_of_any_server_is_known_by_its_bytes(tmp_path, monkeypatch):
+    """As SGLang's rungs: of the names of bundled ones, their step of several tokens."""
+    of = json.loads(ABLATION.read_text()) | {"target": "sglang"}
+    copy = tmp_path / "server.json.gz"
+    copy.write_bytes(LADDER.read_bytes())
+    assert passes.recorded_with(of, store.at(copy)) is None
+    for rung, digest in zip(of["ladder"], ("0" * 64, store.at(copy).digest), strict=False):
+        rung["trace_sha256"] = digest
+    assert passes.recorded_with(of, store.at(copy)) == {"host_run_ahead"}
+    assert (
+        passes.recorded_with(of | {"target": "engine"}, store.at(BUNDLED / "ladder/01-host_run_ahead.json.gz")) is None
+    )
+    rows = {frozenset(row["passes"]): row for row in of["rows"]}
+    rows[frozenset({"host_run_ahead"})] |= {"step_ms": 2.75, "tpot_ms": 1.1}
+    rows[frozenset({"host_run_ahead", "pdl"})] |= {"step_ms": 2.5, "tpot_ms": 1.0}
+    monkeypatch.setattr(passes.store, "ablation", lambda source: of)
+    monkeypatch.setattr(passes.sidebar, "ablation", lambda: store.at(ABLATION))
+    step, why = passes.measured(store.at(copy), ("pdl",), 2.75e6)
+    assert (step, why) == (2.5e6, f"in {ABLATION}; 9.1 % less than without them")
+
+
 def test_a_rung_counts_the_passes_it_was_recorded_with(tmp_path):
     of = json.loads(ABLATION.read_text())
     (copy := tmp_path / "00-baseline.json.gz").write_bytes((BUNDLED / "ladder/03-pdl.json.gz").read_bytes())

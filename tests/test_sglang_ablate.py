@@ -10,7 +10,7 @@ from conftest import BUNDLED
 from test_cli import refused
 from typer.testing import CliRunner
 
-from ling_prof import UserError, ablation_report
+from ling_prof import UserError, ablation_report, plain_file
 from ling_prof import cli as command_line
 from ling_prof.render.ablation import render
 from optim.sglang import ablate, plan, rounds, workers
@@ -86,8 +86,12 @@ def test_the_file_can_be_read_and_shown(fake, asked):
         "02-bf16_gate.json.gz",
         "03-pdl.json.gz",
     ]
-    assert all((options.folder / rung["trace"]).exists() and rung["profiled_ratio"] > 1 for rung in found["ladder"])
+    for rung in found["ladder"]:
+        assert rung["trace_sha256"] == plain_file.sha256(options.folder / rung["trace"])
+        assert rung["profiled_ratio"] > 1
     assert render(found)
+    (options.folder / "00-baseline.json.gz").unlink()
+    assert "trace_sha256" not in ablate.measured(options)["ladder"][0]
 
 
 def test_rounding_passes_are_declared_with_what_they_change(fake, asked):

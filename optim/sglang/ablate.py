@@ -14,6 +14,7 @@ from ling_prof import ablation_report
 from ling_prof.ablation_report import SCHEMA, Ablation
 from ling_prof.errors import UserError
 from ling_prof.lock import Lock, decoding
+from ling_prof.plain_file import sha256
 from ling_prof.server_info import lock_of
 from optim import designs
 from optim.designs import Player, label
@@ -200,6 +201,8 @@ class _Report:
             trace = self.store.get("trace", labelled(rung))
             ratio = self._ratio(trace, rows[rung]["step_ms"])
             found.append({"added": added, **_tpot(rows[rung]), "trace": trace, "profiled_ratio": ratio, "lowers": []})
+            if trace and (path := self.plan.folder / trace).exists():
+                found[-1]["trace_sha256"] = sha256(path)
         return found
 
     def _ratio(self, trace: str | None, step_ms: float | None) -> float | None:

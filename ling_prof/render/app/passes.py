@@ -1,5 +1,6 @@
 """Passes and other edits as switches: the step they would make, replayed together, and the measured one beside it."""
 
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -114,7 +115,7 @@ def measured(recording: Source, edits: tuple[str, ...], now: float) -> tuple[flo
     base, found = steps.get(on), steps.get(on | set(edits))
     if base is None or abs(base * MS - now) > ALIKE * now:
         took = "has no step to compare" if base is None else f"begins at {_ns(base * MS)}"
-        return None, f"{source.name} {took}: another program or machine"
+        return None, f"{source.name} {took}: another program or machine, or another unprofiled TPOT"
     if found is None:
         return None, f"{source.name} has no row with exactly these passes"
     return found * MS, f"in {source.name}" + (f"; {_against(found / base)} without them" if edits else "")
@@ -126,12 +127,20 @@ def _against(ratio: float) -> str:
 
 def recorded_with(of: Ablation, recording: Source) -> frozenset[str] | None:
     """The passes that were on in a rung of the ladder, known by its content; None for any other recording."""
-    files = {row["sha256"]: file for file, row in every().items()}
-    name, on = files.get(recording.digest, ""), set[str]()
-    for rung in of["ladder"]:
-        on |= set(filter(None, rung["added"].split("+")))
-        if of["target"] == "engine" and rung["trace"] and name == f"ladder/{rung['trace']}":
-            return frozenset(on)
+    rung = _rung(of, recording.digest)
+    if rung is None:
+        return None
+    added = [row["added"].split("+") for row in of["ladder"][: rung + 1]]
+    return frozenset(filter(None, chain(*added)))
+
+
+def _rung(of: Ablation, digest: str) -> int | None:
+    """Whose recording has these bytes; of an engine's report that does not say, by the name of a bundled one."""
+    bundled = {row["sha256"]: file for file, row in every().items()}.get(digest) if of["target"] == "engine" else None
+    for number, row in enumerate(of["ladder"]):
+        said = row.get("trace_sha256")
+        if said == digest or (not said and bundled == f"ladder/{row['trace']}"):
+            return number
     return None
 
 

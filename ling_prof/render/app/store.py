@@ -75,8 +75,7 @@ def at(path: Path | str, name: str | None = None) -> Source:
 
 @st.cache_data(max_entries=256, show_spinner=False)
 def _digest(path: str, changed_ns: int, size: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return plain_file.sha256(Path(path))
 
 
 def uploaded(upload: Any) -> Source:
