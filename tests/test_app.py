@@ -33,7 +33,7 @@ from test_figures import strings  # noqa: E402
 from ling_prof.bundled import app, every  # noqa: E402
 from ling_prof.cli import view_options  # noqa: E402
 from ling_prof.errors import UserError  # noqa: E402
-from ling_prof.render.app import download, frame, passes, serve, store, tables  # noqa: E402
+from ling_prof.render.app import download, frame, passes, serve, sidebar, store, tables  # noqa: E402
 from ling_prof.units import show_time  # noqa: E402
 
 config.set_option("server.address", serve.HOST)  # as the command does
@@ -383,6 +383,27 @@ def test_the_ablation_page_shows_what_the_file_says_and_refuses_others():
     assert sentences(at) == ["mine.json: found other, not ling-prof.ablation/1; measure again with ling-prof ablate."]
     upload.clear().run()
     assert "No ablation report is loaded" in at.info[0].value
+
+
+def test_the_ablation_that_is_shown_first_is_of_the_engine(tmp_path, monkeypatch):
+    of = json.loads(ABLATION.read_text())
+    for name, more in (
+        ("a", {"target": "sglang", "notes": ["long " * 99_999]}),
+        ("b", {}),
+        ("c", {"notes": ["x" * 999]}),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps(of | more))
+    monkeypatch.setattr(sidebar, "results", lambda: sorted(tmp_path.glob("*.json")))
+    assert labelled(visit("ablation").selectbox, "Ablation report").value == "b.json"
+
+
+def test_an_ablation_without_gains_is_still_shown(tmp_path):
+    of = json.loads(ABLATION.read_text()) | {"attribution": []}
+    at = visit("ablation")
+    upload = labelled(at.file_uploader, "Upload an ablation report")
+    upload.set_value(("mine.json", json.dumps(of).encode(), "application/json")).run()
+    assert not at.exception
+    assert not sentences(at)
 
 
 def test_a_failed_gate_comes_first(tmp_path):

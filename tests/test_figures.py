@@ -140,6 +140,17 @@ def test_a_failed_gate_shows_no_gain(ablation):
     assert rows[0]["pass"] not in bars.y
 
 
+def test_what_an_ablation_lacks_is_not_drawn_and_the_rest_is(ablation):
+    empty = {**ablation, "attribution": []}
+    (measured,) = figures.ladder(empty).data
+    assert list(measured.y) == [rung["tpot_ms"] for rung in ablation["ladder"]]
+    assert "No pass of this ablation has a measured gain" in figures.shapley(empty).layout.annotations[0].text
+    rows = [{**ablation["attribution"][0], "gain_pct": None}, *ablation["attribution"][1:]]
+    (bars, _) = figures.shapley({**ablation, "attribution": rows}).data
+    assert bars.hovertext[0].startswith(f"{rows[0]['pass']}<br>{rows[0]['gain_us']:.1f} us, by shapley<br>")
+    assert " % of the baseline, by shapley" in bars.hovertext[1]
+
+
 def test_a_diff_goes_from_a_to_b():
     a, b = (ling_prof.load(BUNDLED / f"ladder/{name}.json.gz") for name in ("02-seam_graph", "03-pdl"))
     found = ling_prof.diff(a, b)

@@ -106,7 +106,7 @@ def _work(rows: Any) -> pd.DataFrame:
 
 
 def _committed() -> dict[str, Path]:
-    return {path.name: path for path in results() if store.schema(store.at(path)) == bench_report.SCHEMA}
+    return {path.name: path for path in results() if store.says(store.at(path), "schema") == bench_report.SCHEMA}
 
 
 @careful

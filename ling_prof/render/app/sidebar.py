@@ -32,7 +32,7 @@ def recordings() -> dict[str, Path]:
 
 def measured() -> dict[str, Path]:
     """The committed ablations, by name."""
-    return {path.name: path for path in results() if store.schema(store.at(path)) == ablation_report.SCHEMA}
+    return {path.name: path for path in results() if store.says(store.at(path), "schema") == ablation_report.SCHEMA}
 
 
 def ablation() -> Source | None:
@@ -40,17 +40,16 @@ def ablation() -> Source | None:
     return pick.picked(MEASURED, measured())
 
 
-def _fullest() -> str:
-    """The committed ablation that says most; '' where there is none."""
-    there = measured()
-    return max(there, key=lambda name: there[name].stat().st_size, default="")
+def _of_engine() -> str:
+    """The first committed ablation of the engine, of which the bundled ladder is; '' where there is none."""
+    return next((name for name, path in measured().items() if store.says(store.at(path), "target") == "engine"), "")
 
 
 def choose(given: str = "") -> Chosen | None:
     """Draws the sidebar. given: a path to begin with. None, and a sentence on the page, where nothing can be shown."""
     demo = next((name for name, row in every().items() if row.get("demo")), "")
     pick.start(TRACE, here=demo, path=given)
-    pick.start(MEASURED, here=_fullest())
+    pick.start(MEASURED, here=_of_engine())
     with st.sidebar:
         pick.draw(WAYS, TRACE, recordings())
         source = pick.picked(TRACE, recordings())

@@ -178,10 +178,10 @@ def diff(a: Chosen, b: Chosen, force: bool) -> Diff:
 
 
 @st.cache_data(max_entries=64, hash_funcs=CONTENT, show_spinner=False)
-def schema(source: Source) -> str:
-    """What a JSON file says it is; '' where it says nothing."""
+def says(source: Source, key: str) -> str:
+    """What a JSON file says of itself; '' where it says nothing."""
     try:
-        return str(json.loads(source.path.read_bytes())["schema"])
+        return str(json.loads(source.path.read_bytes())[key])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

@@ -1,6 +1,7 @@
 """Figures of an ablation: what each optimization gave, beside what was predicted of it."""
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def shapley(ablation: Mapping[str, Any], dark: bool = False) -> go.Figure:
     said = [
         lines(
             text(r["pass"]),
-            f"{r['gain_us']:.1f} us, {r['gain_pct']:.2f} % of the baseline, by {r['method']}",
+            f"{r['gain_us']:.1f} us, {_share(r['gain_pct'])}by {r['method']}",
             text(r["gate"]),
             text(r["took_effect"]),
         )
@@ -50,6 +51,10 @@ def shapley(ablation: Mapping[str, Any], dark: bool = False) -> go.Figure:
     axes = {"xaxis": {"title": "us saved of a token's time"}, "yaxis": {"type": "category", "autorange": "reversed"}}
     traces = [bars, *_predictions(rows, names)]
     return figure(traces, dark, rows_height(len(rows), 34), barmode="group", scattermode="group", **axes)
+
+
+def _share(percent: float | None) -> str:
+    return "" if percent is None else f"{percent:.2f} % of the baseline, "
 
 
 def _predictions(rows: list[Mapping[str, Any]], names: list[str]) -> Iterator[go.Bar]:
@@ -149,7 +154,7 @@ def _rungs_predicted(ablation: Mapping[str, Any]) -> Iterator[tuple[str, float]]
     """(rung, ms) where the predicted gains so far add up to its time: after a rung of the ladder, and once all of the
     passes whose gains were shared among them are on."""
     rows, at = ablation["attribution"], ablation["baseline"]["tpot_ms"]
-    for row, after in zip(rows, [*rows[1:], None], strict=True):
+    for row, after in zip_longest(rows, rows[1:]):
         if row["method"] == "leave-one-out" or row["predicted_us"] is None:
             return
         at -= row["predicted_us"] / 1e3
