@@ -160,6 +160,12 @@ def without_columns(folder: Path) -> Path:
     return nsys(folder, KERNEL=[{"begin": 1, "finish": 2, "name": "k"}])
 
 
+def ends_in(folder: Path, entry: object) -> Path:
+    """A whole trace whose last entry is that, as the merging of files leaves it."""
+    whole = json.loads(plain(folder).read_bytes())
+    return content(folder, json.dumps(whole | {"traceEvents": [*whole["traceEvents"], entry]}).encode())
+
+
 CUT = ("the JSON ends inside traceEvents", "add --partial")
 REFUSALS = {
     "empty file": (lambda f: content(f, b""), "the file is empty", "re-record"),
@@ -179,6 +185,9 @@ REFUSALS = {
     "a list of numbers": (lambda f: content(f, b"[1, 2, 3]"), "event", "torch"),
     "another program's events": (lambda f: kineto(f, [cpu_op("x", 0, 1) | {"cat": "gc"}]), "none of them", "torch"),
     "no event has a time": (lambda f: kineto(f, [UNTIMED]), "time", "record"),
+    "a number among the events": (lambda f: ends_in(f, 5), "traceEvents holds 5, which is no object", "take it out"),
+    "a list among the events": (lambda f: ends_in(f, [[], 1]), "traceEvents holds [[], 1], which", "take it out"),
+    "null among the events": (lambda f: ends_in(f, None), "traceEvents holds null, which", "take it out"),
     "cut after a comma": (cut_after_a_comma, *CUT),
     "cut in an event": (cut_in_an_event, *CUT),
     "cut gzip": (cut_gzip, "the gzip data ends too early", "copy the file again"),

@@ -104,6 +104,7 @@ def _last(reading: Reading, before: bytes, buffer: bytes) -> Iterator[list[Event
         return
     events, tail = _up_to_end(reading, buffer)
     if tail is None:
+        _refuse_no_object(reading.path, before + buffer)
         events, tail = _cut_off(reading, buffer), b""
     if events:
         yield events
@@ -179,6 +180,19 @@ def _balanced_tail(tail: bytes) -> bool:
     except UNREADABLE:
         return False
     return rest[:1] == b","
+
+
+def _refuse_no_object(path: Path, text: bytes) -> None:
+    """Raises TraceError for whole JSON with an entry among its events that is no object: its array ends unlike one."""
+    try:
+        whole = msgspec.json.decode(text)
+    except UNREADABLE:
+        return
+    events = whole.get("traceEvents") if isinstance(whole, dict) else whole
+    strange = [event for event in events if not isinstance(event, dict)] if isinstance(events, list) else []
+    if strange:
+        found = f"traceEvents holds {json.dumps(strange[0]):.40}, which is no object and so no event"
+        raise TraceError(path, found, "take it out, or give the file as torch.profiler wrote it")
 
 
 def _cut_off(reading: Reading, text: bytes) -> list[Event]:
