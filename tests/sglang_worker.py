@@ -3,13 +3,15 @@
 FAKE in the environment is JSON: base (ns a token), gains (by pass), trace (a recording), and passes that, when on, stop
 the start (void), change a token (changes), do so after a sampled request (leaks), or end the process at a measured
 request (dies; after: how many are served before); lies is one whose proof is wrong; with never, the server without
-passes does not start; facts: what it says of itself beside the usual.
+passes does not start; facts: what it says of itself beside the usual; slow: s that a
+start takes.
 """
 
 import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 from optim.sglang import engine, proof, selection
@@ -62,6 +64,7 @@ def trace(folder: str, isl: int, steps: int) -> dict:
     return {"file": str(made)}
 
 
+time.sleep(FAKE.get("slow", 0))
 if FAKE.get("void") in ON:
     sys.exit(f"noise\nling-prof: SGLang cannot switch {FAKE['void']}.\nnoise")
 if FAKE.get("never") and not ON:

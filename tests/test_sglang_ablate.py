@@ -267,6 +267,14 @@ def test_nothing_is_begun_after_the_minutes(fake, asked):
         ablate.measured(asked(minutes=1e-9))
 
 
+def test_a_start_that_the_minutes_cut_short_costs_no_times(fake, asked):
+    fake()
+    found = ablate.measured(asked("pdl", sample=2))
+    fake(slow=60)
+    again = ablate.measured(asked("pdl", minutes=1 / 60))
+    assert (again["rows"], again["windows"]) == (found["rows"], 2)
+
+
 def test_a_pass_that_has_nothing_to_act_on_is_blocked(fake, asked):
     fake()
     found = ablate.measured(asked("pdl,kda_verify"))

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from ling_prof.units import one_line
 
-QUIT_S, TERM_S, KILL_S = 5.0, 3.0, 10.0  # a worker between requests is gone in a second or two; a drained server is not
+QUIT_S = 5.0  # a worker serves a request to its end before it quits
+TERM_S = 3.0  # asked by SIGTERM, a SGLang server drains for half a minute what nobody waits for
+KILL_S = 10.0  # the driver frees a GPU's memory meanwhile
 POLL_S = 0.05
 SHOWN = 300  # characters of a log that a sentence repeats
 FAULT = re.compile(r"^(\[[^\]]*\] )?[\w.]*(Error|Exception|Interrupt)\b|error:")

@@ -47,10 +47,7 @@ class Rounds:
     voids: set[Player] = field(default_factory=set)
 
     def run(self) -> None:
-        """A configuration that does not run is left out, and said.
-
-        Raises Elsewhere.
-        """
+        """A configuration that does not run is left out, and said. Raises Elsewhere."""
         for start in range(self.plan.starts):
             combinations = [*self.plan.design_made.combinations]
             random.Random(f"{self.plan.seed} {start}").shuffle(combinations)
@@ -90,7 +87,7 @@ class Rounds:
         return [labelled(combination), *twice]
 
     def _lacks(self, start: int, combination: Player) -> bool:
-        """A visit, or a run that ends well."""
+        """Whether a visit is missing, or its last run ended badly."""
         visits = [f"{number}/{name}" for number in self._numbers(start) for name in self._visits(combination)]
         missing = any(self.store.get("visit", visit) is None for visit in visits)
         return missing or bool(self.store.get("void", labelled(combination)))
@@ -133,7 +130,10 @@ class Rounds:
     def _each(
         self, workers: dict[Player, Process], do: Callable[[Player, Process], None], lost: Say | None = None
     ) -> None:
-        """Does it with each that has not failed; where it cannot be done that one has, or `lost` is told."""
+        """Does it with each that has not failed; where it cannot be done that one has, or `lost` is told.
+
+        What ends because the time is over has not failed.
+        """
         for combination, worker in workers.items():
             if not self._over and not self.failed(combination):
                 try:
@@ -141,7 +141,10 @@ class Rounds:
                 except Elsewhere:
                     raise
                 except UserError as fault:
-                    self._fail(combination, worker, str(fault)) if lost is None else lost(str(fault))
+                    if lost is None and not self._over:
+                        self._fail(combination, worker, str(fault))
+                    else:
+                        (lost or self.say)(str(fault))
 
     def _fail(self, combination: Player, worker: Process, why: str) -> None:
         worker.close()

@@ -26,9 +26,6 @@ def launched(model: str, args: tuple[str, ...] = ()) -> Iterator[Server]:
     Raises UserError where sglang is missing, or the server ends or does not come up: with its last error and its log,
     which is kept then only.
     """
-    if find_spec("sglang") is None:
-        remedy = 'pip install "ling-prof[sglang]", or give --url of a server that runs'
-        raise UserError(f"sglang is not installed here, which --launch starts; {remedy}.")
     port, kept = _free_port(), False
     with processes.stoppable():
         process, log = _started(model, port, args)
@@ -44,7 +41,10 @@ def launched(model: str, args: tuple[str, ...] = ()) -> Iterator[Server]:
 
 
 def _started(model: str, port: int, args: tuple[str, ...]) -> tuple[subprocess.Popen, Path]:
-    """The process and its log."""
+    """The process and its log. Raises UserError where sglang is missing."""
+    if find_spec("sglang") is None:
+        remedy = 'pip install "ling-prof[sglang]", or give --url of a server that runs'
+        raise UserError(f"sglang is not installed here, which --launch starts; {remedy}.")
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", model, "--host", "127.0.0.1"]
     out, log = tempfile.mkstemp(prefix="ling-prof-sglang-", suffix=".log")
     with os.fdopen(out, "wb") as file:
