@@ -98,10 +98,10 @@ class Rounds:
             for number in self._numbers(start):
                 if not self._over:
                     self._round(number, workers)
-            self._each(workers, self._prove, self.say)
+            self._each(workers, self._prove, fatal=False)
             if self.plan.traces:
                 rungs = [rung for rung in reversed(traces_of(self.plan)) if rung in workers]
-                self._each({rung: workers[rung] for rung in rungs}, self._record, self.say)
+                self._each({rung: workers[rung] for rung in rungs}, self._record, fatal=False)
 
     @contextmanager
     def _workers(self, group: list[Player]) -> Iterator[dict[Player, Process]]:
@@ -127,10 +127,8 @@ class Rounds:
         how = {"isl": self.plan.isl, "tokens": max(self.plan.osl, TOKENS), "seed": self.plan.seed}
         return replace(setup, kind="engine", model=Path(self.plan.model), arguments=how)
 
-    def _each(
-        self, workers: dict[Player, Process], do: Callable[[Player, Process], None], lost: Say | None = None
-    ) -> None:
-        """Does it with each that has not failed; where it cannot be done that one has, or `lost` is told.
+    def _each(self, workers: dict[Player, Process], do: Callable[[Player, Process], None], fatal: bool = True) -> None:
+        """Does it with each that has not failed; where it cannot be done it is said and, if `fatal`, that one has.
 
         What ends because the time is over has not failed.
         """
@@ -141,10 +139,10 @@ class Rounds:
                 except Elsewhere:
                     raise
                 except UserError as fault:
-                    if lost is None and not self._over:
+                    if fatal and not self._over:
                         self._fail(combination, worker, str(fault))
                     else:
-                        (lost or self.say)(str(fault))
+                        self.say(str(fault))
 
     def _fail(self, combination: Player, worker: Process, why: str) -> None:
         worker.close()
