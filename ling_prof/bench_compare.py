@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ling_prof import bench_files, bench_report, lock
+from ling_prof.bench_files import Entry
 from ling_prof.bench_report import Bench, Range, range_of
 from ling_prof.errors import UserError
 from ling_prof.lock import Lock
@@ -20,20 +21,22 @@ ACCEPT_NOISE = 0.05  # tokens by which the accept lengths of two runs may differ
 SHORT, LONG = 1e-12, 1e12  # ms, of what is a time
 REMEDY = "measure again with ling-prof bench sglang, or with a bench_serving that writes mean_tpot_ms"
 NORMAL = 1.96  # standard errors of a mean, 95 %
+RUNS, REQUESTS = "runs", "requests of one run"
 
 
 @dataclass(frozen=True)
 class Measured:
     """What is compared of a benchmark. tpot_ms, and step_ms, which is TPOT x accept length: mean, low and high.
 
-    runs: how many measurements stand behind the range. accept_length, peak_tokens_per_s: None where not recorded.
-    doubts: what a reader must know.
+    runs: how many measurements stand behind the range; spread_of: what they are, `RUNS` or `REQUESTS`. accept_length,
+    peak_tokens_per_s: None where not recorded. doubts: what a reader must know.
     """
 
     lock: Lock
     tpot_ms: Range
     step_ms: Range
     runs: int
+    spread_of: str = RUNS
     accept_length: float | None = None
     peak_tokens_per_s: float | None = None
     doubts: tuple[str, ...] = ()
@@ -45,9 +48,10 @@ def measured(path: Path, line: int | None = None) -> Measured:
     Raises UserError, naming the file, for what is neither, for runs made in several ways without a `line`, and where no
     mean time per token was recorded.
     """
-    _, first = bench_files.objects(path)[0]
+    found = bench_files.objects(path)
+    _, first = found[0]
     if not isinstance(first, dict) or "schema" not in first:
-        return _of_lines(path, line)
+        return _of_lines(path, bench_files.entries_of(path, found), line)
     if line is not None:
         raise UserError(f"{path} holds one benchmark: it has no line {line} to choose.")
     return of_bench(bench_report.load(path))
@@ -67,9 +71,9 @@ def of_bench(bench: Bench) -> Measured:
     )
 
 
-def _of_lines(path: Path, line: int | None) -> Measured:
+def _of_lines(path: Path, found: list[Entry], line: int | None) -> Measured:
     """The ranges are those of the lines or, of one line, the 95 % interval of the mean of its requests."""
-    found, table = bench_files.entries(path), bench_files.table(path)
+    table = bench_files.tabled(found)
     locks = [bench_files.lock_of(entry, row) for entry, (_, row) in zip(found, table.iterrows(), strict=True)]
     at = _chosen(path, [entry.line for entry in found], locks, line)
     rows = table[[one == locks[at] and entry.kind == found[at].kind for one, entry in zip(locks, found, strict=True)]]
@@ -108,7 +112,8 @@ def _ranges(rows: pd.DataFrame, times: np.ndarray, lengths: np.ndarray) -> dict[
     if not (math.isfinite(deviation) and requests > 1):
         return {"tpot_ms": tpot, "step_ms": step, "runs": 1}
     share = NORMAL * deviation / math.sqrt(requests) / tpot["mean"]
-    return {"tpot_ms": _widened(tpot, share), "step_ms": _widened(step, share), "runs": int(requests)}
+    ranges = {"tpot_ms": _widened(tpot, share), "step_ms": _widened(step, share)}
+    return {**ranges, "runs": int(requests), "spread_of": REQUESTS}
 
 
 def _widened(of: Range, share: float) -> Range:
@@ -163,14 +168,15 @@ def _judge(a: Measured, b: Measured) -> dict[str, Any]:
     """Ranges of few runs part by chance: of two runs a side in a third of the cases, of five in one of a hundred."""
     x, y = a.step_ms, b.step_ms
     overlap = x["low"] <= y["high"] and y["low"] <= x["high"]
-    few = min(a.runs, b.runs) < ENOUGH
+    few, of = min(a.runs, b.runs) < ENOUGH, " and the ".join(dict.fromkeys((a.spread_of, b.spread_of)))
     if few:
         verdict = f"too few runs to judge by: measure both with --runs {ENOUGH} or more"
     elif overlap:
-        verdict = "no difference shown beyond the spread: the ranges of the runs overlap"
+        verdict = f"no difference shown beyond the spread: the ranges of the {of} overlap"
     else:
         change = "faster" if y["mean"] < x["mean"] else "slower"
-        verdict = f"B is {change}: the ranges of the runs do not overlap; processes differ too, so repeat both in turn"
+        said = f"the ranges of the {of} do not overlap"
+        verdict = f"B is {change}: {said}; processes differ too, so repeat both in turn"
     return {"ranges_overlap": overlap, "shown": not overlap and not few, "verdict": verdict}
 
 

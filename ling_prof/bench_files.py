@@ -120,7 +120,12 @@ def table(*paths: Path) -> pd.DataFrame:
     cache was not flushed in between, which starts the mean anew.
     Raises UserError, naming file and line, for what cannot be read or is no such result.
     """
-    rows = [row for path in paths for row in _rows(entries(path))]
+    return tabled(*map(entries, paths))
+
+
+def tabled(*files: list[Entry]) -> pd.DataFrame:
+    """As `table`, of files whose entries are read."""
+    rows = [row for found in files for row in _rows(found)]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     numbers = [name for name in COLUMNS if name not in (*TEXT, "line")]
     return frame.astype({**dict.fromkeys(numbers, "float64"), **dict.fromkeys(TEXT, "str"), "line": "int64"})
@@ -128,7 +133,12 @@ def table(*paths: Path) -> pd.DataFrame:
 
 def entries(path: Path) -> list[Entry]:
     """The runs in a file, in order. Raises UserError, naming file and line, as `table` does."""
-    return [Entry(str(path), number, _kind(path, number, said), said) for number, said in objects(path)]
+    return entries_of(path, objects(path))
+
+
+def entries_of(path: Path, found: list[tuple[int, Any]]) -> list[Entry]:
+    """As `entries`, where `objects` has read the file."""
+    return [Entry(str(path), number, _kind(path, number, said), said) for number, said in found]
 
 
 def _check_text(path: Path, number: int, said: Any) -> None:

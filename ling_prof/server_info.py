@@ -1,4 +1,4 @@
-"""What a SGLang server says of itself (/server_info): its version, and its arguments as a lock keeps them."""
+"""What a SGLang server says of itself (/server_info) and of a request, and its arguments as a lock keeps them."""
 
 import re
 from collections.abc import Mapping
@@ -67,13 +67,26 @@ def speculates(info: Info) -> bool:
     return bool(info.get("speculative_algorithm"))
 
 
-def decoding(info: Info, temperature: float) -> str:
-    """'greedy', or 'sampled, temperature 0.8'; then the algorithm, steps and draft tokens of speculative decoding."""
+def accept_length(tokens: int, meta: Info) -> float | None:
+    """Mean tokens of a verify step, of a request that made `tokens`, by its meta_info; None where that tells no steps.
+
+    SGLang's own spec_accept_length counts the first token, which is the prefill's.
+    """
+    verified = meta.get("spec_verify_ct")
+    return (tokens - 1) / verified if verified else None
+
+
+def decoding_of(info: Info, temperature: float, pinned: str | None = None) -> str:
+    """'greedy', or 'sampled, temperature 0.8'; then the algorithm, steps and draft tokens of speculative decoding.
+
+    pinned: what the server takes as accept length whatever is drafted.
+    """
     words = [f"sampled, temperature {temperature:g}" if temperature else "greedy"]
     if speculates(info):
         words.append(str(info["speculative_algorithm"]))
         parts = (("steps", "speculative_num_steps"), ("draft tokens", "speculative_num_draft_tokens"))
         words += [f"{info[key]} {what}" for what, key in parts if info.get(key)]
+        words += [f"accept length pinned to {pinned}"] if pinned else []
     return ", ".join(words)
 
 

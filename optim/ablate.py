@@ -4,7 +4,6 @@ A player is a pass, or several that are switched together. What is finished is k
 was cut short goes on.
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -29,7 +28,7 @@ from optim.gate import POSITIONS, TOKENS, Gate, Passing, Verdict, is_exact
 from optim.measure import AGAIN, ALL_AGAIN, WARM_UP, Passes, Progress, Protocol, reference
 from optim.options import AblateOptions, check_folder, make_folder
 from optim.session import clocks_of, lock_of, open_engine, prompt_for
-from optim.store import Store
+from optim.store import Store, code
 from optim.trace import REHEARSED, SETTLE
 
 REPORT, STORE = "ablation.json", "ablation.sqlite"
@@ -110,15 +109,6 @@ def _key(engine: Engine, options: AblateOptions, players: list[Passes]) -> dict[
     asked = {"design": options.design, "windows": options.measured, "steps": options.steps, "seed": options.seed}
     lock = lock_of(engine, options.request).to_dict()
     return {"lock": lock, "code": code(), "players": [label(player) for player in players], **asked}
-
-
-def code() -> str:
-    """A hash of the programs and tables of this package: what runs."""
-    root, found = Path(__file__).parent, hashlib.sha256()
-    paths = [path for path in root.rglob("*") if path.suffix in (".py", ".json")]
-    for name in sorted(path.relative_to(root).as_posix() for path in paths):
-        found.update(name.encode() + b"\0" + (root / name).read_bytes())
-    return found.hexdigest()[:16]
 
 
 def _part(progress: Progress, number: int) -> Progress:

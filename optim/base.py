@@ -11,8 +11,8 @@ A pass module has a docstring, and
     apply(engine)            context manager: on inside, undone after, also after an error; `applied` captures anew
     took_effect(engine)      a sentence of proof that it is on. Raises NotOn when it is not
     replaces                 optional: names of passes that it leaves nothing to do
-    predict(graph, costs)    optional: gives the draft of the graph of recorded steps (ling_prof.whatif) back as it would
-                             be with the pass; predicted_last = True where it acts on what the other passes leave
+    predict(graph, costs)    optional: gives the draft of the graph of recorded steps (ling_prof.whatif) back as it
+                             would be with the pass; predicted_last = True where it acts on what the other passes leave
 
 Importing one imports neither torch nor triton: `find` works where only traces are read.
 """

@@ -3,6 +3,7 @@
 One table, one row a finished thing; a row is written whole or not at all, also when the process is killed.
 """
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -133,6 +134,15 @@ class Store:
         except sqlite3.DatabaseError as error:
             fault = FAULTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
             raise UserError(f"{self.path}: {fault or f'SQLite cannot use it ({error}); {ELSEWHERE}'}.") from None
+
+
+def code() -> str:
+    """A hash of the programs and tables of this package: what runs."""
+    root, found = Path(__file__).parent, hashlib.sha256()
+    paths = [path for path in root.rglob("*") if path.suffix in (".py", ".json")]
+    for name in sorted(path.relative_to(root).as_posix() for path in paths):
+        found.update(name.encode() + b"\0" + (root / name).read_bytes())
+    return found.hexdigest()[:16]
 
 
 def _packed(value: Any) -> str:

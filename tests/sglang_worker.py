@@ -1,14 +1,17 @@
 """Stands in for optim.sglang.worker in tests: speaks its protocol, leaves its proofs, takes its time by arithmetic.
 
 FAKE in the environment is JSON: base (ns a token), gains (by pass), trace (a recording), and passes that, when on, stop
-the start (void), change a token (changes), do so after a sampled request (leaks), or end the process at the first
-measured request (dies); lies is one whose proof is wrong; with never, the server without passes does not start.
+the start (void), change a token (changes), do so after a sampled request (leaks), or end the process at a measured
+request (dies; after: how many are served before); lies is one whose proof is wrong; with never, the server without
+passes does not start; facts: what it says of itself beside the usual; slow: s that a
+start takes.
 """
 
 import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 from optim.sglang import engine, proof, selection
@@ -17,9 +20,9 @@ from optim.sglang.registry import passes
 FAKE = json.loads(os.environ["FAKE"])
 SELECTION = selection.asked()
 ON = [name for name, on in SELECTION.items() if on]
-ENGINE = "tokens" in json.loads(sys.argv[1])["arguments"]
+ENGINE = json.loads(sys.argv[1])["kind"] == "engine"
 ON += ["engine"] * ENGINE
-sampled = False
+sampled, served = False, 0
 
 
 def say(answer: dict) -> None:
@@ -38,12 +41,13 @@ def prove() -> None:
         }
         for name, module in ({"engine": engine} if ENGINE else passes()).items()
     ]
-    proof.save({**proof.refusal("TP-0", ""), "passes": rows, "refused": None})
+    proof.save(proof.made("TP-0", rows))
 
 
 def generate(isl: int, osl: int, seed: int = 0, temperature: float = 0.0) -> dict:
-    global sampled
-    if osl == int(FAKE["osl"]) and FAKE.get("dies") in ON:
+    global sampled, served
+    served += osl == int(FAKE["osl"])
+    if served > FAKE.get("after", 0) and FAKE.get("dies") in ON:
         sys.exit("Error: the GPU fell off")
     sampled |= temperature > 0
     tokens = [(7 * i + seed) % 1000 for i in range(osl)]
@@ -60,6 +64,7 @@ def trace(folder: str, isl: int, steps: int) -> dict:
     return {"file": str(made)}
 
 
+time.sleep(FAKE.get("slow", 0))
 if FAKE.get("void") in ON:
     sys.exit(f"noise\nling-prof: SGLang cannot switch {FAKE['void']}.\nnoise")
 if FAKE.get("never") and not ON:
@@ -75,6 +80,7 @@ FACTS = {
     "triton": "3.6",
     "server": {},
     "versions": {} if ENGINE else {"sglang": "0.5.19", "sglang-kernel": "0.4.5", "flashinfer-python": None},
+    **FAKE.get("facts", {}),
 }
 say(FACTS)
 for line in sys.stdin:

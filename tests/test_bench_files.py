@@ -253,7 +253,7 @@ def test_mean_tpot_times_accept_length_decides(written):
     found = compare(a, b)
     assert found["change_pct"] == pytest.approx(100 * (1.4 / 1.53 - 1))
     assert found["step"]["ratio"] == pytest.approx(1.4 * 3.5 / (1.53 * 3.0))
-    assert found["verdict"].startswith("B is slower")
+    assert found["verdict"].startswith("B is slower: the ranges of the requests of one run do not overlap")
     assert any("accept length differs: 3.000 in A, 3.500 in B" in line for line in found["warnings"])
     assert sum("since its server started" in line for line in found["warnings"]) == 2
 
@@ -271,6 +271,8 @@ def test_lines_made_alike_are_runs(written):
     found = measured(written(*(SERVING | {"mean_tpot_ms": 1 + i / 10, "accept_length": None} for i in range(5))))
     assert (found.runs, found.accept_length) == (5, None)
     assert found.tpot_ms == pytest.approx({"mean": 1.2, "low": 1.0, "high": 1.4})
+    one = measured(written(SERVING | {"accept_length": None}, name="b.jsonl"))
+    assert "the ranges of the runs and the requests of one run do not overlap" in compare(found, one)["verdict"]
 
 
 def test_lines_made_in_several_ways_have_to_be_chosen_from(written):

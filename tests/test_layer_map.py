@@ -60,7 +60,9 @@ def test_replayed_kernels_get_the_layer_of_their_like():
 
 
 def test_another_model_is_refused():
-    with pytest.raises(UserError, match=r"only 20 % of the kernels of a step are also in hand-made; record the same"):
+    with pytest.raises(
+        UserError, match=r"only 20 % of the kernels of a step have a layer in hand-made; record the same"
+    ):
         named_from(replayed("a", "b", "c", "d", "act<int>"), eager())
 
 
@@ -89,5 +91,5 @@ def test_on_the_command_line():
     report = json.loads(cli("report", kimi, "--layers-from", stacks, "--json").stdout)
     assert any("% of the kernels of a step have the layer" in note for note in report["trace"]["notes"])
     said = refused("kernels", str(BUNDLED / GRAPHS), "--layers-from", stacks)
-    assert "of the kernels of a step are also in" in said
+    assert "of the kernels of a step have a layer in" in said
     assert "no such file" in refused("report", kimi, "--layers-from", "nowhere.json")

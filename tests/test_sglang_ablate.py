@@ -46,7 +46,7 @@ def fake(monkeypatch):
 def asked(tmp_path):
     def made(passes="moe_align_pairs,bf16_gate,pdl", **how):
         usual = {"isl": 16, "osl": 32, "sample": 3, "alive": 0, "traces": False, "output": tmp_path / "a"}
-        return Plan(model="ling-3.0-tiny", passes=passes, **usual | how)
+        return Plan(passes=passes, **{"model": "ling-3.0-tiny"} | usual | how)
 
     return made
 
@@ -67,9 +67,8 @@ def test_gains_are_what_the_servers_differ_by(fake, asked):
     ]
     gains = {row["pass"]: round(row["gain_us"], 6) for row in found["attribution"]}
     assert gains == {name: gain / 1e3 for name, gain in GAINS.items()}
-    assert found["noise_floor_pct"] == 0
     assert found["baseline"]["tpot_ms"] == 2.0
-    assert (found["target"], found["windows"], found["steps"]) == ("sglang", 3, 31)
+    assert (found["windows"], found["steps"]) == (3, 31)
     assert of(found["attribution"], "pdl")["took_effect"] == "pdl is seen"
     assert of(found["attribution"], "moe_align_pairs")["gate"] == "8 tokens equal, again after a sampled request"
     assert "round 2, A/A: 2.0000 ms a token" in said
@@ -97,8 +96,21 @@ def test_the_file_can_be_read_and_shown(fake, asked):
 def test_rounding_passes_are_declared_with_what_they_change(fake, asked):
     fake(changes="bf16_gate")
     found = ablate.measured(asked("bf16_gate,pdl"))
-    gate = "rounding, declared: the first 3 tokens are those without the passes"
+    gate = "not judged: rounding is declared; the first 3 tokens are those without the passes"
     assert [row["gate"] for row in found["rows"]][1:] == [gate, "8 tokens equal, again after a sampled request"]
+    assert [gate["ok"] for gate in found["gates"]] == [True] * 3
+
+
+def test_with_a_pinned_accept_length_tokens_are_not_judged(fake, asked):
+    speculative = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 3, "speculative_num_draft_tokens": 4}
+    fake(changes="pdl", facts={"server": {**speculative, "dtype": "bfloat16"}})
+    found = ablate.measured(asked("pdl", model="ling-3.0-flash-12"))
+    pdl = of(found["attribution"], "pdl")
+    assert (pdl["gain_us"], pdl["gate"]) == (100.0, "not judged: the accept length is pinned")
+    assert {(gate["ok"], gate["tokens"]) for gate in found["gates"]} == {(True, None)}
+    assert not any(note.startswith("gate: ") for note in found["notes"])
+    decoding = "greedy, NEXTN, 3 steps, 4 draft tokens, accept length pinned to 3"
+    assert (found["lock"]["decoding"], found["lock"]["dtype"]) == (decoding, "bf16")
 
 
 def test_an_exact_pass_that_changes_a_token_shows_no_speed(fake, asked):
@@ -111,7 +123,7 @@ def test_an_exact_pass_that_changes_a_token_shows_no_speed(fake, asked):
 def test_an_exact_pass_beside_rounding_ones_keeps_their_tokens(fake, asked):
     fake(changes="pdl")
     pdl = of(ablate.measured(asked("bf16_gate,moe_align_pairs,pdl"))["attribution"], "pdl")
-    assert pdl["gate"] == "token 3 is -1, with bf16_gate alone 21"
+    assert (pdl["gain_us"], pdl["gate"]) == (None, "token 3 is -1, with bf16_gate alone 21")
 
 
 def test_the_engine_takes_the_place_of_a_server(fake, asked):
@@ -123,14 +135,13 @@ def test_the_engine_takes_the_place_of_a_server(fake, asked):
     engine = of(found["attribution"], "engine")
     assert (engine["gain_us"], engine["exact"], engine["took_effect"]) == (1000.0, False, "engine is seen")
     assert engine["gate"] == "another program, with weights of its own: 8 tokens equal again after a sampled request"
-    assert found["lock"]["target"] == "sglang"
     assert any("sglang 0.5.19" in note for note in found["notes"])
 
 
 def test_an_engine_that_leaks_into_the_next_request_shows_no_speed(fake, asked):
     fake(gains={}, leaks="engine")
-    gate = of(ablate.measured(asked("engine"))["attribution"], "engine")["gate"]
-    assert gate == "token 3 is -1 after a sampled request, 21 before it"
+    engine = of(ablate.measured(asked("engine"))["attribution"], "engine")
+    assert (engine["gain_us"], engine["gate"]) == (None, "token 3 is -1 after a sampled request, 21 before it")
 
 
 @pytest.mark.parametrize(
@@ -178,17 +189,51 @@ def test_without_a_baseline_nothing_is_said(fake, asked):
         ablate.measured(asked("bf16_gate"))
 
 
-def test_a_server_that_dies_is_said_and_can_be_gone_on_with(fake, asked):
-    fake(dies="pdl")
-    options = asked("bf16_gate,pdl", sample=2)
+@pytest.mark.parametrize("after", [0, 3], ids=["at once", "in a later round"])
+def test_a_server_that_dies_is_said_and_can_be_gone_on_with(fake, asked, after):
+    """In a round it serves two requests: it is all on."""
+    fake(dies="pdl", after=after)
+    options = asked("bf16_gate,pdl")
     said = []
     found = ablate.measured(options, said.append)
-    assert of(found["attribution"], "pdl")["gain_us"] is None
+    pdl = of(found["attribution"], "pdl")
+    assert pdl["gain_us"] is None
+    assert "Error: the GPU fell off" in pdl["gate"]
+    assert (of(found["attribution"], "bf16_gate")["gain_us"], found["windows"]) == (30.0, 3)
     assert any("bf16_gate+pdl failed" in line and "Error: the GPU fell off" in line for line in said)
     fake()
     said.clear()
     assert of(ablate.measured(options, said.append)["attribution"], "pdl")["gain_us"] == 100.0
     assert not any("none" in line for line in said if line.startswith("round"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (
+            {"hardware": ["NVIDIA L4"]},
+            r"another hardware \(\['NVIDIA H200'\] there, \['NVIDIA L4'\] now\); give another",
+        ),
+        ({"torch": "2.13", "driver": "590"}, r"another driver \(580 there, 590 now\), torch \(2.11 there, 2.13 now\)"),
+        ({"versions": {"sglang": "0.6"}}, "another versions"),
+    ],
+    ids=["GPU", "driver and torch", "SGLang"],
+)
+def test_what_was_begun_elsewhere_is_not_gone_on_with(fake, asked, facts, says):
+    fake()
+    found = ablate.measured(asked("pdl", sample=2))
+    fake(facts=facts)
+    with pytest.raises(UserError, match=says):
+        ablate.measured(asked("pdl"))
+    assert ablate.measured(asked("pdl", sample=2)) == found
+
+
+def test_other_code_is_not_gone_on_with(fake, asked, monkeypatch):
+    fake()
+    found = ablate.measured(asked("pdl", sample=2))
+    monkeypatch.setattr(rounds, "code", lambda: "f" * 16)
+    with pytest.raises(UserError, match=rf"another code \({found['code']} there, f{{16}} now\)"):
+        ablate.measured(asked("pdl"))
 
 
 def test_what_is_kept_is_reported_where_sglang_is_missing(fake, asked, monkeypatch):
@@ -209,13 +254,29 @@ def test_servers_one_at_a_time_started_anew(fake, asked):
     assert found["windows"] == 4
     assert of(found["attribution"], "pdl")["gain_us"] == 100.0
     assert sorted(line for line in said if "ready" in line) == ["none is ready"] * 2 + ["pdl is ready"] * 2
-    assert any("one server alive at a time" in note for note in found["notes"])
+    assert any("1 of 2 configurations alive at a time" in note for note in found["notes"])
+
+
+def test_what_drifts_between_groups_is_noted(fake, asked):
+    fake()
+    alive = [Plan(model="ling-3.0-tiny", passes="moe_align_pairs,bf16_gate,pdl", alive=n).drifts for n in (0, 1, 3, 4)]
+    assert alive == [False, True, True, False]
+    notes = ablate.measured(asked("bf16_gate,pdl", alive=2, sample=2))["notes"]
+    assert any("2 of 3 configurations alive at a time" in note for note in notes)
 
 
 def test_nothing_is_begun_after_the_minutes(fake, asked):
     fake()
     with pytest.raises(UserError, match=r"no round is complete \(it was not measured\)"):
         ablate.measured(asked(minutes=1e-9))
+
+
+def test_a_start_that_the_minutes_cut_short_costs_no_times(fake, asked):
+    fake()
+    found = ablate.measured(asked("pdl", sample=2))
+    fake(slow=60)
+    again = ablate.measured(asked("pdl", minutes=1 / 60))
+    assert (again["rows"], again["windows"]) == (found["rows"], 2)
 
 
 def test_a_pass_that_has_nothing_to_act_on_is_blocked(fake, asked):
@@ -229,8 +290,9 @@ def test_a_pass_that_has_nothing_to_act_on_is_blocked(fake, asked):
 def test_another_ablation_is_not_mixed_in(fake, asked):
     fake()
     ablate.measured(asked("pdl"))
-    with pytest.raises(UserError, match="holds another ablation, which differs in passes"):
-        ablate.measured(asked("bf16_gate"))
+    for other, name in ((asked("bf16_gate"), "passes"), (asked("pdl", alive=1), "alive")):
+        with pytest.raises(UserError, match=f"holds another ablation, which differs in {name}"):
+            ablate.measured(other)
 
 
 def test_flash_drafts_with_pinned_acceptance(tmp_path):
@@ -244,6 +306,7 @@ def test_options_are_checked(asked):
     for how, match in (
         ({"passes": "pld"}, "no pass pld of SGLang; there are bf16_gate"),
         ({"sample": 1}, "--sample takes"),
+        ({"sample": 5, "starts": 2}, "--sample takes a multiple of --starts"),
         ({"design": "all"}, "--design takes one of"),
         ({"osl": 1}, "--osl takes"),
     ):

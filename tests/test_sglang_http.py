@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from ling_prof import bench_compare, bench_report
 from ling_prof.cli import whole_app
 from ling_prof.errors import UserError
 from ling_prof.lock import from_dict
+from ling_prof.server_info import decoding_of
 from optim.sglang import bench, client, machine, record
 from optim.sglang import server as own
 from optim.sglang.options import BenchOptions, RecordOptions
@@ -187,6 +189,11 @@ def test_accept_length_is_of_these_requests_alone(stand_in, ticking):
     assert found["summary"]["itl_ms"]["mean"] == pytest.approx(sum(times) / 15)
     assert found["summary"]["itl_ms"]["median"] == pytest.approx(2.5)
     assert found["lock"]["decoding"] == "greedy, NEXTN, 3 steps, 4 draft tokens"
+
+
+def test_a_pinned_accept_length_is_part_of_how_it_decodes():
+    assert decoding_of(SPECULATIVE, 0.0, "3") == "greedy, NEXTN, 3 steps, 4 draft tokens, accept length pinned to 3"
+    assert decoding_of({}, 0.8, "3") == "sampled, temperature 0.8"
 
 
 def test_accept_length_by_difference_of_the_servers_counters(stand_in):
@@ -438,6 +445,18 @@ def test_a_server_that_ends_is_told_with_its_last_error_and_its_log(launchable, 
     assert words in str(error.value)
     (log,) = tmp_path.glob("ling-prof-sglang-*")
     assert str(log) in str(error.value)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_and_leaves_no_log(launchable, monkeypatch, tmp_path, how):
+    monkeypatch.setattr(own.tempfile, "tempdir", str(tmp_path))
+    before, opened = signal.getsignal(signal.SIGTERM), len(os.listdir("/proc/self/fd"))
+    with pytest.raises((KeyboardInterrupt, SystemExit)), own.launched("m") as server:
+        signal.raise_signal(how)
+    with pytest.raises(UserError, match="no server answers"):
+        client.connect(server.url)
+    assert not list(tmp_path.glob("ling-prof-sglang-*"))
+    assert (signal.getsignal(signal.SIGTERM), len(os.listdir("/proc/self/fd"))) == (before, opened)
 
 
 def test_a_server_that_never_serves_is_given_up(launchable, monkeypatch):

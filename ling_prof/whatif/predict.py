@@ -33,6 +33,7 @@ NOTHING = "these edits find nothing to change here"
 REMEDY = "mend or uninstall the package it comes from"
 SHORT = 0.8  # of the device's recorded time: profiling does not add that much to it
 MISSED = 0.01  # of the unprofiled step: farther off, the replay was not calibrated
+SLOWER = 1.02  # the device without a profiler, at most: 1.016 in docs/results/h200-tiny-ablation.json, at seam_fuse
 LEAST_BAND = 0.005  # of the step, to either side: two measurements of one program differ by as much
 Edit = Callable[[Draft, Costs], Draft]
 Base = tuple[Graph, Replay, Costs]
@@ -113,22 +114,24 @@ class Predictor:
     def bases(self) -> list[Base]:
         """`base`, then others that span the band.
 
-        With an unprofiled step they differ in how much of the difference is the profiler's work on the device; without,
-        in whether the host is as slow as recorded or takes no time.
+        With an unprofiled step they differ in how much of the difference is the profiler's work on the device, and in
+        whether the device is slower without it; without, in whether the host is as slow as recorded or takes no time.
         """
         graph, base, likely = self.base
         if self.step is None:
             others = [(graph, replay(graph, 0.0, along=self.course), likely)]
         else:
-            others = [self._base(traced) for traced in (0.0, 2 * likely.traced)]
+            more = ((0.0, 1.0), (2 * likely.traced, 1.0), (likely.traced, SLOWER))
+            others = [self._base(traced, device) for traced, device in more]
         return [self.base, *((graph, base, costs) for costs in self.costs.ends), *others]
 
-    def _base(self, traced: float) -> Base:
-        """As it would be without a profiler that lengthens a node of a graph by so many ns."""
+    def _base(self, traced: float, device: float = 1.0) -> Base:
+        """As it would be without a profiler that lengthens a node of a graph by so many ns, the device up to `device`
+        times as slow."""
         if self.step is None:
             return self.graph, self.unchanged, self.costs.likely
         graph = edits.untraced(self.graph.draft(), traced)
-        return graph, calibrated(graph, self.step, self.course), self.costs.likely
+        return graph, calibrated(graph, self.step, self.course, device), self.costs.likely
 
     def predicted(self, chosen: Mapping[str, Edit]) -> float:
         """The median round after these edits together, ns: as is likeliest, of one replay."""

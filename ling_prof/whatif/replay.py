@@ -100,23 +100,26 @@ def scaled(array: np.ndarray, factor: float) -> list[int]:
     return array.tolist() if factor == 1 else np.round(array * factor).astype(np.int64).tolist()
 
 
-def calibrated(graph: Graph, step: float | None, along: Course | None = None) -> Replay:
-    """The replay whose median round takes `step` ns: the host faster than recorded, or where that is not enough the
-    device too; as recorded without a step."""
+def calibrated(graph: Graph, step: float | None, along: Course | None = None, device: float = 1.0) -> Replay:
+    """The replay whose median round takes `step` ns; as recorded without a step.
+
+    The device takes up to `device` times as long as recorded, and the host what is left, or nothing; where that is too
+    much already, the device takes less.
+    """
     at = partial(replay, graph, along=along or course(graph))
     if step is None:
         return at()
-    slowest, fastest = at(), at(0.0)
+    slowest, fastest = at(1.0, device), at(0.0, device)
     if step >= slowest.step:
         return slowest
     if step <= fastest.step:
-        return _sought(lambda stretch: at(0.0, stretch), step)
-    return _sought(at, step)
+        return _sought(lambda stretch: at(0.0, stretch), step, device)
+    return _sought(lambda pace: at(pace, device), step)
 
 
-def _sought(at: Callable[[float], Replay], step: float) -> Replay:
-    """By bisection of what grows with it, between 0 and 1."""
-    low, high = 0.0, 1.0
+def _sought(at: Callable[[float], Replay], step: float, high: float = 1.0) -> Replay:
+    """By bisection of what grows with it, between 0 and `high`."""
+    low = 0.0
     for _ in range(TRIES):
         found = at(middle := (low + high) / 2)
         if abs(found.step - step) <= CLOSE * step:

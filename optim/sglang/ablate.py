@@ -13,23 +13,24 @@ import ling_prof
 from ling_prof import ablation_report
 from ling_prof.ablation_report import SCHEMA, Ablation
 from ling_prof.errors import UserError
-from ling_prof.lock import Lock, decoding
+from ling_prof.lock import Lock
 from ling_prof.plain_file import sha256
-from ling_prof.server_info import lock_of
+from ling_prof.server_info import decoding_of, lock_of
 from optim import designs
 from optim.designs import Player, label
 from optim.options import check_folder, make_folder
-from optim.sglang import configs, engine, proof
+from optim.sglang import engine, proof
 from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled, modules_of
 from optim.sglang.rounds import AGAIN, ALL_AGAIN, Rounds, Say, rungs_of
 from optim.store import Store
 
 REPORT, STORE = "ablation.json", "ablation.sqlite"
-KEYED = ("model", "passes", "design", "isl", "osl", "starts", "seed")
+KEYED = ("model", "passes", "design", "isl", "osl", "alive", "starts", "seed")
 UNPREDICTED = dict.fromkeys(("predicted_us", "predicted_low", "predicted_high"))
 NO_GAIN = dict.fromkeys(("gain_us", "gain_pct", "low", "high", "error_us"))
 NOT_JUDGED = dict.fromkeys(("first_difference", "top1_agreement", "kl_mean", "kl_max", "positions"))
 TIMES = ("tpot_ms", "low", "high")
+PINNED = "not judged: the accept length is pinned"
 
 
 def measured(plan: Plan, say: Say = lambda _: None) -> Ablation:
@@ -64,33 +65,37 @@ class _Report:
     store: Store
 
     def made(self) -> Ablation:
-        design, seed = self.plan.design_made, self.plan.seed
-        said = designs.estimate(design, self.times, seed, failed=self.failed)
+        design = self.plan.design_made
+        said = designs.estimate(design, self.times, self.plan.seed, failed=self.failed)
         rows = [self._row(*pair) for pair in zip(design.combinations, said["rows"], strict=True)]
-        noise, loaded = self._noise()
-        begun = self.store.get("begun", "")
-        return {
-            "schema": SCHEMA,
-            "command": self.plan.command,
-            "date": begun["date"],
-            "lock": self._lock(begun).to_dict(),
-            "target": "sglang",
-            "design": self.plan.design,
-            "clocks": begun["clocks"],
-            "noise_floor_pct": noise[0],
-            "noise_high_pct": noise[1],
-            "all_on_noise_pct": loaded,
-            "windows": len(self.rounds),
-            "steps": self.plan.osl - 1,
+        found = {
+            **self._about(self.store.get("begun", "")),
+            **self._noise(),
             "baseline": _tpot(rows[0]),
             "all_on": _tpot(rows[-1]),
             "rows": rows,
             "attribution": self._attribution(said["attribution"]),
-            "interactions": cast(Any, said["interactions"]),
+            "interactions": said["interactions"],
             "ladder": self._ladder({tuple(row["passes"]): row for row in rows}),
             "gates": [self._gate(one) for one in design.combinations],
             "blocked": [{"pass": label(player), "reason": why} for player, why in self.plan.blocked.items()],
             "kernels": [],
+        }
+        return cast(Ablation, found)
+
+    def _about(self, begun: dict[str, Any]) -> dict[str, Any]:
+        """How it was measured."""
+        return {
+            "schema": SCHEMA,
+            "command": self.plan.command,
+            "date": begun["date"],
+            "code": begun["code"],
+            "lock": self._lock(begun).to_dict(),
+            "target": "sglang",
+            "design": self.plan.design,
+            "clocks": begun["clocks"],
+            "windows": len(self.rounds),
+            "steps": self.plan.osl - 1,
             "notes": list(self._notes(begun)),
         }
 
@@ -130,31 +135,34 @@ class _Report:
     def _ns(self, number: int, name: str) -> float:
         return self.visits.get((number, name), {"ns": np.nan})["ns"]
 
-    def _noise(self) -> tuple[tuple[float, float], float | None]:
+    def _noise(self) -> dict[str, float | None]:
         """Of the baseline's pair, and of all's, as in an ablation of the engine."""
         again, loaded = (np.array([self._ns(number, name) for number in self.rounds]) for name in (AGAIN, ALL_AGAIN))
-        noise = designs.noise_floor(self.times[:, 0], again, self.plan.seed)
-        if len(self.combinations) - 1 in self.failed or np.isnan(loaded).all():
-            return noise, None
-        return noise, designs.noise_floor(self.times[:, -1], loaded, self.plan.seed)[0]
+        floor, high = designs.noise_floor(self.times[:, 0], again, self.plan.seed)
+        missing = len(self.combinations) - 1 in self.failed or np.isnan(loaded).all()
+        of_all = None if missing else designs.noise_floor(self.times[:, -1], loaded, self.plan.seed)[0]
+        return {"noise_floor_pct": floor, "noise_high_pct": high, "all_on_noise_pct": of_all}
 
     def _accept_length(self, one: Player) -> float:
         return float(np.mean([self.visits[number, labelled(one)]["accept_length"] for number in self.rounds]))
 
     def _verdict(self, one: Player) -> tuple[bool, str]:
+        if why := self.store.get("void", labelled(one)):
+            return False, why
         texts = self.store.get("text", labelled(one))
         if texts is None or not any((number, labelled(one)) in self.visits for number in range(self.plan.sample)):
-            return False, self.store.get("void", labelled(one)) or "it was not measured"
+            return False, "it was not measured"
         if faults := [fault for one in self.store.get("proof", labelled(one)) for fault in proof.faults(one)]:
             return False, faults[0]
-        first, again = texts
+        return (True, PINNED) if self.plan.pinned else self._judged(one, *texts)
+
+    def _judged(self, one: Player, first: list[int], again: list[int]) -> tuple[bool, str]:
+        """By its tokens before a sampled request, and after."""
         if (at := first_difference(first, again)) is not None:
             return False, f"token {at} is {again[at]} after a sampled request, {first[at]} before it"
         if engine.NAME in one:
-            return (
-                True,
-                f"another program, with weights of its own: {len(first)} tokens equal again after a sampled request",
-            )
+            equal = f"{len(first)} tokens equal again after a sampled request"
+            return True, f"another program, with weights of its own: {equal}"
         return self._compared(one, first)
 
     def _compared(self, one: Player, text: list[int]) -> tuple[bool, str]:
@@ -167,14 +175,15 @@ class _Report:
         at = first_difference(text, expected[0])
         if declared:
             kept = "all tokens are" if at is None else f"the first {at} tokens are"
-            return True, f"rounding, declared: {kept} those without the passes"
+            return True, f"not judged: rounding is declared; {kept} those without the passes"
         if at is not None:
             return False, f"token {at} is {text[at]}, with {labelled(beside)} alone {expected[0][at]}"
         return True, f"{len(text)} tokens equal, again after a sampled request"
 
     def _gate(self, one: Player) -> Any:
         ok, verdict = self.verdicts[one]
-        return {"passes": list(one), "verdict": verdict, "ok": ok, "tokens": TOKENS, **NOT_JUDGED}
+        tokens = None if self.plan.pinned else TOKENS
+        return {"passes": list(one), "verdict": verdict, "ok": ok, "tokens": tokens, **NOT_JUDGED}
 
     def _row(self, one: Player, tpot: dict[str, Any]) -> Any:
         accepted = None if tpot["tpot_ms"] is None else self._accept_length(one)
@@ -215,33 +224,32 @@ class _Report:
 
     def _lock(self, begun: dict[str, Any]) -> Lock:
         """Of the first server that was ready; the weights of a checkpoint are told by its folder only."""
-        bundled = (
-            {"model": self.plan.model, "weights": f"random, seed {self.plan.seed}"} if self.plan.is_bundled else {}
-        )
+        drawn = {"model": self.plan.model, "weights": f"random, seed {self.plan.seed}"}
         return lock_of(
             {**begun["server"], "version": begun["versions"]["sglang"]},
-            **bundled,
+            **(drawn if self.plan.is_bundled else {}),
             **{name: begun[name] for name in ("driver", "cuda", "torch", "triton", "python")},
             hardware=tuple(begun["hardware"] or ()),
-            dtype="bf16",
             isl=self.plan.isl,
             osl=self.plan.osl,
-            decoding=decoding(),
+            decoding=decoding_of(begun["server"], 0.0, self.plan.pinned),
             ling_prof=ling_prof.__version__,
         )
 
     def _notes(self, begun: dict[str, Any]) -> Iterator[str]:
         versions = ", ".join(f"{name} {version or 'unknown'}" for name, version in begun["versions"].items())
         yield f"{versions}; CUDA graph of one request, prompts without, no radix cache, Triton attention"
-        yield f"gate: {TOKENS} greedy tokens, and again after {SAMPLED} sampled ones, on one prompt"
-        if configs.environment(self.plan.model):
-            yield f"accept length pinned to {configs.ACCEPT_LENGTH}: speed only, the text means nothing"
+        if self.plan.pinned:
+            yield f"accept length pinned to {self.plan.pinned}: speed only, the text means nothing and is not judged"
+        else:
+            yield f"gate: {TOKENS} greedy tokens, and again after {SAMPLED} sampled ones, on one prompt"
         if len(self.rounds) < self.plan.sample:
             yield f"{len(self.rounds)} of {self.plan.sample} rounds are complete, which count"
         if self.plan.has_engine:
             yield f"{engine.NAME}: the bundled engine, in a process beside the server's, asked for the same tokens"
-        if self.plan.alive == 1:
-            yield "one server alive at a time: what drifts between starts is not shared, and pairs are of one start"
+        if self.plan.drifts:
+            alive = f"{self.plan.alive} of {len(self.combinations)} configurations alive at a time"
+            yield f"{alive}: what drifts between groups is not shared, and pairs are of one start"
 
 
 def _rounding(one: Player) -> Player:

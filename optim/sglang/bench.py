@@ -11,8 +11,8 @@ from typing import Any
 import ling_prof
 from ling_prof.bench_report import SCHEMA, Bench, Run, summarize
 from ling_prof.errors import UserError
-from ling_prof.server_info import decoding, lock_of, speculates
-from optim.sglang import machine
+from ling_prof.server_info import accept_length, decoding_of, lock_of, speculates
+from optim.sglang import configs, machine
 from optim.sglang.client import Reply, Server, connect, doubt
 from optim.sglang.options import BenchOptions, ServerOptions
 from optim.sglang.server import launched
@@ -49,17 +49,12 @@ def measure(
 
     The prefix cache is flushed before each request: a cached prompt would show no prefill.
     """
-    prompt = prompt_for(options.isl, options.seed)
     server.flush_cache()
-    server.generate(prompt, min(options.osl, WARM_UP), options.temperature)
+    server.generate(prompt_for(options.isl, options.seed), min(options.osl, WARM_UP), options.temperature)
     before = server.counters() if speculates(server.info) else {}
-    replies, notes = [], [doubt(server)]
-    for number in range(options.runs):
-        notes.append(_kept(server.flush_cache()))
-        replies.append(server.generate(prompt, options.osl, options.temperature))
-        progress((number + 1) / options.runs)
+    replies, kept = _replies(server, options, progress)
     runs = [timed(server, reply) for reply in replies]
-    notes += _accepted(server, runs, replies, before)
+    notes = [doubt(server), *kept, *_accepted(server, runs, replies, before), *_notes(server, options, replies)]
     return {
         "schema": SCHEMA,
         "command": options.command,
@@ -68,8 +63,18 @@ def measure(
         "clocks": machine.clocks() if server.is_local else {"sm_mhz": None, "mem_mhz": None},
         "runs": runs,
         "summary": summarize(runs),
-        "notes": [*dict.fromkeys(note for note in [*notes, *_notes(server, options, replies)] if note)],
+        "notes": [*dict.fromkeys(filter(None, notes))],
     }
+
+
+def _replies(server: Server, options: BenchOptions, progress: Progress) -> tuple[list[Reply], list[str]]:
+    """Those that count, and what kept the prefix cache from being flushed before each."""
+    replies, kept = [], []
+    for number in range(options.runs):
+        kept.append(_kept(server.flush_cache()))
+        replies.append(server.generate(prompt_for(options.isl, options.seed), options.osl, options.temperature))
+        progress((number + 1) / options.runs)
+    return replies, kept
 
 
 def prompt_for(tokens: int, seed: int) -> list[int]:
@@ -92,8 +97,8 @@ def timed(server: Server, reply: Reply) -> Run:
         "tokens": reply.counts[-1],
         "step_tokens": tokens,
     }
-    if verified := reply.meta.get("spec_verify_ct"):
-        run["accept_length"] = (reply.counts[-1] - 1) / verified  # the first token is the prefill's
+    if accepted := accept_length(reply.counts[-1], reply.meta):
+        run["accept_length"] = accepted
     return run
 
 
@@ -101,7 +106,8 @@ def lock(server: Server, options: BenchOptions, passes: tuple[str, ...]) -> dict
     known: dict[str, Any] = {"isl": options.isl, "osl": options.osl, "passes": passes}
     known |= machine.gpus(server.info) if server.is_local else {}
     known |= machine.packages() if options.launch else {}
-    how = decoding(server.info, options.temperature)
+    pinned = os.environ.get(configs.PINNED) if options.launch else None
+    how = decoding_of(server.info, options.temperature, pinned)
     return lock_of(server.info, decoding=how, ling_prof=ling_prof.__version__, **known).to_dict()
 
 

@@ -214,10 +214,7 @@ def _words(refusal: error.HTTPError) -> str:
 
 
 def _reply(url: str, lines: list[tuple[float, bytes]], tokens: int) -> Reply:
-    times: list[float] = []
-    counts: list[int] = []
-    ids: list[int] = []
-    meta: dict[str, Any] = {}
+    times, counts, ids, meta = list[float](), list[int](), list[int](), dict[str, Any]()
     for at, line in lines:
         data = line[len(b"data:") :].strip()
         if data == b"[DONE]":
@@ -229,12 +226,10 @@ def _reply(url: str, lines: list[tuple[float, bytes]], tokens: int) -> Reply:
             times.append(at)
             counts.append(count)
             ids = _ids(ids, piece.get("output_ids"), count)
-    if not counts or counts[-1] < tokens:
-        reason = (meta.get("finish_reason") or {}).get("message") or "its log may tell why"
-        got = counts[-1] if counts else 0
-        raise UserError(
-            f"{url} ended a request after {got} of {tokens} tokens ({one_line(str(reason))[:300].rstrip('.')})."
-        )
+    got = counts[-1] if counts else 0
+    if got < tokens:
+        reason = one_line(str((meta.get("finish_reason") or {}).get("message") or "its log may tell why"))
+        raise UserError(f"{url} ended a request after {got} of {tokens} tokens ({reason[:300].rstrip('.')}).")
     return Reply(times, counts, ids, meta)
 
 

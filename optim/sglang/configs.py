@@ -22,7 +22,8 @@ SPECULATIVE: dict[str, Any] = {
     "speculative_eagle_topk": 1,
     "speculative_num_draft_tokens": 4,
 }
-ACCEPT_LENGTH = "3"  # SGLANG_SIMULATE_ACC_LEN: random weights accept nothing
+PINNED = "SGLANG_SIMULATE_ACC_LEN"  # the variable: that many tokens are accepted, whatever they are
+ACCEPT_LENGTH = "3"  # random weights accept nothing
 
 
 def write_config(name: str, folder: Path) -> Path:
@@ -32,20 +33,25 @@ def write_config(name: str, folder: Path) -> Path:
     """
     if name not in CONFIGS:
         raise UserError(f"no model {name!r:.80} for SGLang; there are {', '.join(CONFIGS)}, or a checkpoint folder.")
-    config, drafts = CONFIGS[name]
+    config, layers = CONFIGS[name]
     rope = {"rope_theta": config.rope_theta, "rope_type": "default"}
-    more = {"rope_parameters": rope, "num_nextn_predict_layers": drafts, "dtype": "bfloat16"}
+    more = {"rope_parameters": rope, "num_nextn_predict_layers": layers, "dtype": "bfloat16"}
     make_folder(folder)
     plain_file.write({**to_json(config), **more}, folder / "config.json")
     return folder
 
 
+def drafts(name: str) -> bool:
+    """Whether a bundled model is run with speculative decoding; of others nothing is known."""
+    return name in CONFIGS and CONFIGS[name][1] > 0
+
+
 def arguments(name: str, folder: Path) -> dict[str, Any]:
     """Server arguments that a bundled model needs beside those of every one."""
-    drafts = CONFIGS.get(name, (None, 0))[1]
-    return {**SPECULATIVE, "speculative_draft_model_path": str(folder)} if drafts else {}
+    speculative = {**SPECULATIVE, "speculative_draft_model_path": str(folder)} if drafts(name) else {}
+    return {**({"dtype": "bfloat16"} if name in CONFIGS else {}), **speculative}
 
 
 def environment(name: str) -> dict[str, str]:
     """The same of variables."""
-    return {"SGLANG_SIMULATE_ACC_LEN": ACCEPT_LENGTH} if CONFIGS.get(name, (None, 0))[1] else {}
+    return {PINNED: ACCEPT_LENGTH} if drafts(name) else {}

@@ -1,6 +1,6 @@
 """The bundled decode engine, with all its passes, in the place of a server: what `--passes engine` measures.
 
-As a program, `python -m optim.sglang.engine SPEC`, it serves the commands of worker.py. SPEC is JSON: {"model": a name
+As a program, `python -m optim.sglang.engine SPEC`, it serves protocol.py's commands. SPEC is JSON: {"model": a name
 or folder, "arguments": {"isl", "tokens", "seed"}}.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from ling_prof.errors import UserError
 from optim.sglang import machine, proof
-from optim.sglang.worker import prompt, quiet, say, serve
+from optim.sglang.protocol import prompt, quiet, say, serve
 
 NAME = "engine"
 removes = "the server: one request is decoded by the bundled engine with all its passes"
@@ -21,8 +21,8 @@ exact = False
 default = False
 
 
-class Session:
-    """An engine with its passes on; its commands take and give what those of worker.Session do."""
+class EngineSession:
+    """An engine with its passes on; its commands take and give what those of worker.ServerSession do."""
 
     def __init__(self, engine: Any, proofs: dict[str, str]):
         self.engine, self.proofs = engine, proofs
@@ -59,7 +59,7 @@ class Session:
             "exact": exact,
             "evidence": f"the bundled engine decodes, its passes on: {said}",
         }
-        proof.save({**proof.refusal("TP-0", ""), "passes": [row], "refused": None})
+        proof.save(proof.made("TP-0", [row]))
         return {}
 
     def facts(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def main(spec: str) -> None:
     options = RunOptions(model=asked["model"], isl=how["isl"], passes="all")
     engine = open_engine(options, how["tokens"], how["seed"])
     with base.applied(engine, options.names(engine)) as proofs:
-        session = Session(engine, proofs)
+        session = EngineSession(engine, proofs)
         session.proof()
         say(out, session.facts())
         serve(session, iter(sys.stdin.readline, ""), out)

@@ -1,4 +1,4 @@
-"""A SGLang worker seen from inside, after its CUDA graphs are captured: what the passes prove themselves by."""
+"""A rank of SGLang seen from inside, after its CUDA graphs are captured: what the passes prove themselves by."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from optim.sglang.registry import NotThere
 PLAIN = "SGLang runs without speculative decoding"
 
 
-class Worker:
+class Rank:
     """The scheduler of one rank, its models, and the graphs of its smallest batch.
 
     Graphs can be looked into if they were captured inside `kept_graphs`.
@@ -101,7 +101,7 @@ def kept_graphs() -> Iterator[None]:
             return super().__new__(cls, keep_graph)
 
         def __init__(self, keep_graph: bool = True):
-            super().__init__(keep_graph)  # it is this one that torch's own class heeds
+            super().__init__(keep_graph)  # which torch 2.9 to 2.13 heed, and not what __new__ is given
 
     torch.cuda.CUDAGraph = Kept  # type: ignore[misc]
     try:

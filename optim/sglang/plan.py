@@ -47,7 +47,8 @@ class Plan:
         _need(self.isl >= 1, "--isl", "a number of tokens, 1 or more")
         _need(self.osl >= 2, "--osl", "a number of tokens, 2 or more: the first one is not decoded")
         _need(self.starts >= 1, "--starts", "a number, 1 or more")
-        _need(self.sample >= 2 * self.starts, "--sample", "a number of requests, 2 or more for each of --starts")
+        per_start, rest = divmod(self.sample, self.starts)
+        _need(per_start >= 2 and not rest, "--sample", "a multiple of --starts, 2 requests or more for each")
         _need(self.alive >= 0, "--alive", "a number of servers, 0 for all")
         _need(self.seed >= 0, "--seed", "a whole number, 0 or more")
         _need(self.minutes is None or self.minutes > 0, "--minutes", "a number above 0")
@@ -88,7 +89,17 @@ class Plan:
 
     @property
     def speculates(self) -> bool:
-        return bool(configs.arguments(self.model, Path()))
+        return configs.drafts(self.model)
+
+    @property
+    def pinned(self) -> str | None:
+        """The accept length that servers take whatever is drafted; tokens then prove nothing."""
+        return configs.environment(self.model).get(configs.PINNED)
+
+    @property
+    def drifts(self) -> bool:
+        """Whether configurations are measured in groups, one after the other."""
+        return 0 < self.alive < len(self.design_made.combinations)
 
     def selection(self, combination: Player) -> dict[str, bool]:
         """Every pass of a server that is measured: on, or off."""

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ling_prof.errors import UserError
 from optim.sglang import patch, proof, selection, weights
-from optim.sglang.inside import Worker, kept_graphs
+from optim.sglang.inside import Rank, kept_graphs
 from optim.sglang.registry import WRITTEN_FOR, NotThere, named
 from optim.sglang.selection import Selection
 
@@ -79,7 +79,7 @@ def _scheduler(asked: Selection, init: Callable[..., None], scheduler: Any, *arg
 
 
 def _prove(scheduler: Any, rank: str, asked: Selection) -> None:
-    found = proof.of(Worker(scheduler), rank, asked)
+    found = proof.of(Rank(scheduler), rank, asked)
     for fault in proof.faults(found):
         logger.error(f"ling-prof: {fault}")
     proof.save(found)

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, cast
 
 from ling_prof import plain_file
 from ling_prof.errors import UserError
-from optim.sglang.inside import Worker
+from optim.sglang.inside import Rank
 from optim.sglang.registry import NotThere, State, passes
 from optim.sglang.selection import Selection
 
@@ -44,36 +44,36 @@ def version() -> str:
         return "of unknown version"
 
 
-def of(worker: Worker, rank: str, selection: Selection) -> Proof:
+def of(inside: Rank, rank: str, selection: Selection) -> Proof:
     proven: list[Proven] = [
         {
             "pass": name,
             "asked": selection.get(name),
             "default": module.default,
-            **_state(module, worker)._asdict(),  # type: ignore[typeddict-item]
+            **_state(module, inside)._asdict(),  # type: ignore[typeddict-item]
             "exact": module.exact,
         }
         for name, module in passes().items()
     ]
     try:
-        graphs = {name: dict(kernels) for name, kernels in worker.kernels.items()}
+        graphs = {name: dict(kernels) for name, kernels in inside.kernels.items()}
     except NotThere:
         graphs = {}
-    return {**_empty(rank), "passes": proven, "graphs": graphs}
+    return {**made(rank, proven), "graphs": graphs}
+
+
+def made(rank: str, passes: list[Proven]) -> Proof:
+    return {"schema": SCHEMA, "sglang": version(), "rank": rank, "passes": passes, "graphs": {}, "refused": None}
 
 
 def refusal(rank: str, sentence: str) -> Proof:
-    return {**_empty(rank), "refused": sentence}
+    return {**made(rank, []), "refused": sentence}
 
 
-def _empty(rank: str) -> Proof:
-    return {"schema": SCHEMA, "sglang": version(), "rank": rank, "passes": [], "graphs": {}, "refused": None}
-
-
-def _state(module: Any, worker: Worker) -> State:
+def _state(module: Any, inside: Rank) -> State:
     """A proof that cannot be had stops no server."""
     try:
-        return module.took_effect(worker)
+        return module.took_effect(inside)
     except NotThere as missing:
         return State(None, str(missing))
     except Exception as fault:

@@ -130,12 +130,12 @@ def _awaited(server: Server, folder: Path, options: RecordOptions) -> tuple[Path
         time.sleep(POLL_S)
         for path in {*folder.glob(f"*{SUFFIX}")} - whole:
             size, sizes[path] = sizes.get(path), path.stat().st_size
-            if size == sizes[path] and _is_whole(path):  # one that grows is not
+            if size == sizes[path] and is_whole(path):  # one that grows is not
                 whole.add(path)
     return tuple(sorted(whole, key=lambda path: ([int(rank) for rank in RANK.findall(path.name)], path.name)))
 
 
-def _is_whole(path: Path) -> bool:
+def is_whole(path: Path) -> bool:
     """Whether the gzip stream has begun and ended: it is written while it is packed."""
     begun = False
     try:

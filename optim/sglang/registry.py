@@ -5,7 +5,7 @@ A pass module has a docstring, and
     removes                  one phrase: the cost that disappears
     exact                    True: outputs stay bitwise equal; False: it changes rounding
     default                  whether it is on in an unmodified SGLang of version `WRITTEN_FOR`
-    took_effect(worker)      a State: whether it is on in this optim.sglang.inside.Worker, and by what that shows
+    took_effect(rank)        a State: whether it is on in this optim.sglang.inside.Rank, and by what that shows
 
 and one or more of
 

@@ -9,25 +9,31 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from ling_prof.errors import UserError
 from optim.designs import Player, label
 from optim.options import make_folder
-from optim.sglang import configs, engine, proof
+from optim.sglang import configs, engine, processes, proof
 from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled
-from optim.sglang.workers import START_S, Setup, Worker
-from optim.store import Store
+from optim.sglang.workers import START_S, Process, Setup, close
+from optim.store import ELSEWHERE, Store, code
 
 AGAIN, ALL_AGAIN = "A/A", "A/A of all on"  # second visits of a round, as in an ablation of the engine
-PILOTS = 2  # start alone where nothing is compiled yet: they compile for the others
+PILOTS = 2  # start alone where nothing is compiled yet: with no pass and with all they compile what the others need
 WARM_UP, RECORDED = 8, 12  # tokens of a first request; steps of a recording
+SAME = ("hardware", "driver", "cuda", "torch", "triton", "python", "versions", "code")  # else times are not mixed
 Say = Callable[[str], None]
+
+
+class Elsewhere(UserError):
+    """What is kept was measured with another machine, version or code."""
 
 
 @dataclass
@@ -41,7 +47,7 @@ class Rounds:
     voids: set[Player] = field(default_factory=set)
 
     def run(self) -> None:
-        """A configuration that does not run is left out, and said."""
+        """A configuration that does not run is left out, and said. Raises Elsewhere."""
         for start in range(self.plan.starts):
             combinations = [*self.plan.design_made.combinations]
             random.Random(f"{self.plan.seed} {start}").shuffle(combinations)
@@ -81,8 +87,10 @@ class Rounds:
         return [labelled(combination), *twice]
 
     def _lacks(self, start: int, combination: Player) -> bool:
+        """Whether a visit is missing, or its last run ended badly."""
         visits = [f"{number}/{name}" for number in self._numbers(start) for name in self._visits(combination)]
-        return any(self.store.get("visit", visit) is None for visit in visits)
+        missing = any(self.store.get("visit", visit) is None for visit in visits)
+        return missing or bool(self.store.get("void", labelled(combination)))
 
     def _group(self, start: int, group: list[Player]) -> None:
         with self._workers(group) as workers:
@@ -90,25 +98,27 @@ class Rounds:
             for number in self._numbers(start):
                 if not self._over:
                     self._round(number, workers)
-            self._each(workers, self._prove, self.say)
+            self._each(workers, self._prove, fatal=False)
             if self.plan.traces:
                 rungs = [rung for rung in reversed(traces_of(self.plan)) if rung in workers]
-                self._each({rung: workers[rung] for rung in rungs}, self._record, self.say)
+                self._each({rung: workers[rung] for rung in rungs}, self._record, fatal=False)
 
     @contextmanager
-    def _workers(self, group: list[Player]) -> Iterator[dict[Player, Worker]]:
+    def _workers(self, group: list[Player]) -> Iterator[dict[Player, Process]]:
         """Those that run with the passes as asked, warm."""
         setup = setup_of(self.plan)
         pilots = group if any(setup.caches.iterdir()) else group[:PILOTS]
-        with ExitStack() as stack:
-            workers: dict[Player, Worker] = {}
-            for wave in (pilots, group[len(pilots) :]):
-                for one in wave:
-                    workers[one] = Worker(self._setup(setup, one), labelled(one), self.plan.selection(one))
-                    stack.callback(workers[one].close)
-                self._each({one: workers[one] for one in wave}, self._ready)
-                self._warm({one: workers[one] for one in wave if not self.failed(one)})
-            yield {one: worker for one, worker in workers.items() if not self.failed(one)}
+        workers: dict[Player, Process] = {}
+        with processes.stoppable():
+            try:
+                for wave in (pilots, group[len(pilots) :]):
+                    for one in wave:
+                        workers[one] = Process(self._setup(setup, one), labelled(one), self.plan.selection(one))
+                    self._each({one: workers[one] for one in wave}, self._ready)
+                    self._warm({one: workers[one] for one in wave})
+                yield {one: worker for one, worker in workers.items() if not self.failed(one)}
+            finally:
+                close(workers.values())
 
     def _setup(self, setup: Setup, combination: Player) -> Setup:
         """That of a server; of the engine where it takes the server's place."""
@@ -117,41 +127,59 @@ class Rounds:
         how = {"isl": self.plan.isl, "tokens": max(self.plan.osl, TOKENS), "seed": self.plan.seed}
         return replace(setup, kind="engine", model=Path(self.plan.model), arguments=how)
 
-    def _each(
-        self, workers: dict[Player, Worker], do: Callable[[Player, Worker], None], lost: Say | None = None
-    ) -> None:
-        """Does it with each that has not failed; where it cannot be done that one has, or `lost` is told."""
+    def _each(self, workers: dict[Player, Process], do: Callable[[Player, Process], None], fatal: bool = True) -> None:
+        """Does it with each that has not failed; where it cannot be done it is said and, if `fatal`, that one has.
+
+        What ends because the time is over has not failed.
+        """
         for combination, worker in workers.items():
             if not self._over and not self.failed(combination):
                 try:
                     do(combination, worker)
+                except Elsewhere:
+                    raise
                 except UserError as fault:
-                    self._fail(combination, str(fault)) if lost is None else lost(str(fault))
+                    if fatal and not self._over:
+                        self._fail(combination, worker, str(fault))
+                    else:
+                        self.say(str(fault))
 
-    def _fail(self, combination: Player, why: str) -> None:
+    def _fail(self, combination: Player, worker: Process, why: str) -> None:
+        worker.close()
         self.say(f"{labelled(combination)} failed: {why}")
         self.voids.add(combination)
         self.store.replace("void", labelled(combination), why)
 
-    def _ready(self, combination: Player, worker: Worker) -> None:
+    def _ready(self, combination: Player, worker: Process) -> None:
         facts = worker.ready(self._left(START_S))
-        if self.store.get("begun", "") is None and engine.NAME not in combination:
-            self.store.put("begun", "", {"date": datetime.now(UTC).isoformat(timespec="seconds"), **facts})
+        self._begin({**facts, "code": code()}, engine.NAME not in combination)
         proofs = proof.load(worker.proof)
         self.store.replace("proof", labelled(combination), proofs)
+        self.store.replace("void", labelled(combination), "")
         self.say(f"{labelled(combination)} is ready")
         for fault in (fault for one in proofs for fault in proof.faults(one)):
             self.say(f"{labelled(combination)}: {fault}")
 
-    def _warm(self, workers: dict[Player, Worker]) -> None:
+    def _begin(self, facts: dict[str, Any], is_server: bool) -> None:
+        """Keeps what the first server runs on. Raises Elsewhere where one, or the engine, runs on something else."""
+        begun = self.store.get("begun", "")
+        if begun is None and is_server:
+            self.store.put("begun", "", {"date": datetime.now(UTC).isoformat(timespec="seconds"), **facts})
+        elif begun is not None:
+            pairs = {name: (begun[name], facts[name]) for name in SAME if name != "versions" or is_server}
+            said = [f"{name} ({there} there, {now} now)" for name, (there, now) in pairs.items() if there != now]
+            if said:
+                raise Elsewhere(f"{self.store.path} was begun with another {', '.join(said)}; {ELSEWHERE}.")
+
+    def _warm(self, workers: dict[Player, Process]) -> None:
         """A first request of all at once: it compiles what the prompt needs."""
         self._each(workers, lambda _, worker: worker.send("generate", isl=self.plan.isl, osl=WARM_UP))
         self._each(workers, self._answered)
 
-    def _answered(self, _: Player, worker: Worker) -> None:
+    def _answered(self, _: Player, worker: Process) -> None:
         worker.answer()
 
-    def _judge(self, combination: Player, worker: Worker) -> None:
+    def _judge(self, combination: Player, worker: Process) -> None:
         """Greedy tokens, and again after a sampled request."""
         if self.store.get("text", labelled(combination)) is None:
             first = worker.ask("generate", isl=self.plan.isl, osl=TOKENS, seed=self.plan.seed)
@@ -159,7 +187,7 @@ class Rounds:
             again = worker.ask("generate", isl=self.plan.isl, osl=TOKENS, seed=self.plan.seed)
             self.store.put("text", labelled(combination), [first["tokens"], again["tokens"]])
 
-    def _prove(self, combination: Player, worker: Worker) -> None:
+    def _prove(self, combination: Player, worker: Process) -> None:
         """Anew: some passes take effect in the first steps only. The clocks too, now that the GPU has worked."""
         if engine.NAME not in combination:
             clocks = worker.ask("facts")["clocks"]
@@ -167,21 +195,21 @@ class Rounds:
         worker.ask("proof")
         self.store.replace("proof", labelled(combination), proof.load(worker.proof))
 
-    def _round(self, number: int, workers: dict[Player, Worker]) -> None:
+    def _round(self, number: int, workers: dict[Player, Process]) -> None:
         names = {name: one for one in workers for name in self._visits(one)}
         order = [name for name in names if self.store.get("visit", f"{number}/{name}") is None]
         random.Random(f"{self.plan.seed} {number}").shuffle(order)
         for name in order:
             self._each({names[name]: workers[names[name]]}, partial(self._visit, number, name))
 
-    def _visit(self, number: int, name: str, _: Player, worker: Worker) -> None:
+    def _visit(self, number: int, name: str, _: Player, worker: Process) -> None:
         found = worker.ask("generate", isl=self.plan.isl, osl=self.plan.osl, seed=self.plan.seed)
         time_ns = (found["ends_ns"][-1] - found["ends_ns"][0]) / (self.plan.osl - found["sizes"][0])
         kept = {"ns": time_ns, "accept_length": found["accept_length"], "ttft_ms": found["ttft_ms"]}
         self.store.put("visit", f"{number}/{name}", kept)
         self.say(f"round {number}, {name}: {time_ns / 1e6:.4f} ms a token")
 
-    def _record(self, combination: Player, worker: Worker) -> None:
+    def _record(self, combination: Player, worker: Process) -> None:
         name = traces_of(self.plan)[combination]
         if self.store.get("trace", labelled(combination)) is None:
             made = worker.ask("trace", folder=str(self.plan.folder), isl=self.plan.isl, steps=RECORDED)

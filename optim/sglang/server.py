@@ -1,58 +1,68 @@
 """A SGLang server of our own: started with this interpreter, awaited, and ended with all its processes."""
 
 import os
-import re
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from ling_prof.errors import UserError
-from ling_prof.units import one_line
+from optim.sglang import processes
 from optim.sglang.client import Refused, Server, connect
 
 START_S = 1800  # a first start compiles for minutes, and weights may be large
-POLL_S, END_S = 0.5, 30
-FAULT = re.compile(r"^(\[[^\]]*\] )?[\w.]*(Error|Exception|Interrupt)\b|error:")
+POLL_S = 0.5
 
 
 @contextmanager
-def launched(model: str, args: tuple[str, ...] = (), env: Mapping[str, str] = {}) -> Iterator[Server]:
-    """A server of `model` with SGLang's own arguments and more environment, ready to serve; ended after the block.
+def launched(model: str, args: tuple[str, ...] = ()) -> Iterator[Server]:
+    """A server of `model` with SGLang's own arguments, ready to serve; ended after the block.
 
     Raises UserError where sglang is missing, or the server ends or does not come up: with its last error and its log,
-    which is kept.
+    which is kept then only.
     """
+    port, kept = _free_port(), False
+    with processes.stoppable():
+        process, log = _started(model, port, args)
+        try:
+            yield _awaited(process, f"http://127.0.0.1:{port}")
+        except UserError as error:
+            kept = True
+            raise _explained(error, process, log) from None
+        finally:
+            processes.end([process])
+            if not kept:
+                log.unlink()
+
+
+def _started(model: str, port: int, args: tuple[str, ...]) -> tuple[subprocess.Popen, Path]:
+    """The process and its log. Raises UserError where sglang is missing."""
     if find_spec("sglang") is None:
         remedy = 'pip install "ling-prof[sglang]", or give --url of a server that runs'
         raise UserError(f"sglang is not installed here, which --launch starts; {remedy}.")
-    port = _free_port()
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", model, "--host", "127.0.0.1"]
-    log = Path(tempfile.mkstemp(prefix="ling-prof-sglang-", suffix=".log")[1])
-    with log.open("wb") as out:
+    out, log = tempfile.mkstemp(prefix="ling-prof-sglang-", suffix=".log")
+    with os.fdopen(out, "wb") as file:
         process = subprocess.Popen(
             [*command, "--port", str(port), *args],
-            stdout=out,
+            stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **env},
             start_new_session=True,  # one group with its workers, to be ended together
         )
-    try:
-        yield _awaited(process, f"http://127.0.0.1:{port}", log)
-    except UserError as error:
-        if _has_ended(process):
-            raise UserError(f"SGLang ended (exit code {process.returncode}): {_last(log)}; its log is {log}.") from None
-        raise UserError(f"{str(error).rstrip('.')}; the server's log is {log}.") from None
-    else:
-        log.unlink()
-    finally:
-        _end(process)
+    return process, Path(log)
+
+
+def _explained(error: UserError, process: subprocess.Popen, log: Path) -> UserError:
+    """What went wrong, with the end of the server where that is why."""
+    if _has_ended(process):
+        said = f"SGLang ended (exit code {process.returncode}): {processes.last(log)}"
+        return UserError(f"{said}; its log is {log}.")
+    return UserError(f"{str(error).rstrip('.')}; the server's log is {log}.")
 
 
 def _free_port() -> int:
@@ -61,7 +71,7 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _awaited(process: subprocess.Popen, url: str, log: Path) -> Server:
+def _awaited(process: subprocess.Popen, url: str) -> Server:
     until = time.monotonic() + START_S
     while time.monotonic() < until and process.poll() is None:
         try:
@@ -82,24 +92,3 @@ def _has_ended(process: subprocess.Popen) -> bool:
     with suppress(subprocess.TimeoutExpired):
         process.wait(4 * POLL_S)
     return process.poll() is not None
-
-
-def _last(log: Path) -> str:
-    """The last line of a log that names an error, or its last one."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    faults = [line for line in lines if FAULT.search(line)]
-    return one_line((faults or lines or ["it said nothing"])[-1])[:300].rstrip(".")
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Asks the whole group to end, then makes it."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, how)
-        except ProcessLookupError:
-            return
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            continue
-        time.sleep(POLL_S)  # workers follow their parent

@@ -1,24 +1,22 @@
-"""One SGLang configuration as a program: `python -m optim.sglang.worker SPEC` serves commands on its standard streams.
+"""One SGLang configuration as a program: `python -m optim.sglang.worker SPEC` serves protocol.py's commands.
 
 SPEC is JSON: {"model": folder, "arguments": {...}}; passes, proof and weights come by the environment (plugin.py).
-Each line in is {"do": one of `COMMANDS`, ...}, each line out its answer or {"error": a sentence}; the first line out
-says what runs. What SGLang prints goes to stderr.
 """
 
 import json
-import os
-import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ling_prof.errors import UserError
+from ling_prof.server_info import accept_length
 from optim.sglang import machine
+from optim.sglang.protocol import prompt, quiet, say, serve
+from optim.sglang.record import is_whole
 
-VOCABULARY = 1000, 100_000  # ids of a prompt
 PACKAGES = ("sglang", "sglang-kernel", "flashinfer-python")
 ARGUMENTS: dict[str, Any] = {  # of every configuration: one request at a time, and a quick start
     "load_format": "dummy",
@@ -31,14 +29,14 @@ ARGUMENTS: dict[str, Any] = {  # of every configuration: one request at a time, 
     "cuda_graph_bs_decode": [1],
     "disable_prefill_cuda_graph": True,
     "disable_flashinfer_autotune": True,
-    "sleep_on_idle": True,  # several servers share a machine
+    "sleep_on_idle": True,  # else each server that waits for its turn keeps a core busy, which the host of others lacks
     "random_seed": 0,
     "log_level": "warning",
 }
 
 
-class Session:
-    """An engine, and the commands it answers; each takes and gives JSON data."""
+class ServerSession:
+    """An engine of SGLang, and the commands it answers; each takes and gives JSON data."""
 
     def __init__(self, engine: Any, again: Callable[[], None]):
         self.engine, self.again = engine, again
@@ -55,10 +53,10 @@ class Session:
             tokens, meta = list(piece["output_ids"]), piece["meta_info"]
         if len(tokens) != osl:
             raise UserError(f"SGLang gave {len(tokens)} of {osl} tokens.")
-        accepted = meta.get("spec_accept_length", 1.0)
-        return {"tokens": tokens, "ttft_ms": ends[0] / 1e6, "ends_ns": ends, "sizes": sizes, "accept_length": accepted}
+        times = {"ttft_ms": ends[0] / 1e6, "ends_ns": ends, "sizes": sizes}
+        return {"tokens": tokens, **times, "accept_length": accept_length(osl, meta) or 1.0}
 
-    def trace(self, folder: str, isl: int, steps: int, stacks: bool = True, seed: int = 0) -> dict[str, Any]:
+    def trace(self, folder: str, isl: int, steps: int, seed: int = 0) -> dict[str, Any]:
         """Records `steps` decode steps of a request into `folder` -> the file."""
         before = {*Path(folder).glob("*.json.gz")}
         stream = self.engine.generate(
@@ -67,7 +65,7 @@ class Session:
             stream=True,
         )
         next(stream)  # the prompt is done
-        how = {"activities": ["CPU", "GPU"], "with_stack": stacks, "record_shapes": False}
+        how = {"activities": ["CPU", "GPU"], "with_stack": True, "record_shapes": False}
         self.engine.start_profile(output_dir=folder, num_steps=steps, **how)
         for _ in stream:
             pass
@@ -88,23 +86,12 @@ class Session:
         return {**here, "clocks": machine.clocks(), "versions": versions, "server": server}
 
 
-COMMANDS = ("generate", "trace", "proof", "facts")
-
-
-def prompt(isl: int, seed: int) -> list[int]:
-    """Random token ids."""
-    dice = random.Random(seed)
-    return [dice.randrange(*VOCABULARY) for _ in range(isl)]
-
-
 def _awaited(folder: Path, before: set[Path], seconds: float = 120) -> Path:
-    """The file that a profile leaves, once it no longer grows."""
-    end, size = time.monotonic() + seconds, -1
+    """The file that a profile leaves, once it is whole."""
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
-        new = sorted({*folder.glob("*.json.gz")} - before)
-        if new and new[0].stat().st_size == size:
-            return new[0]
-        size = new[0].stat().st_size if new else -1
+        if whole := [path for path in {*folder.glob("*.json.gz")} - before if is_whole(path)]:
+            return whole[0]
         time.sleep(1)
     raise UserError(f"{folder}: SGLang left no recording within {seconds:.0f} s.")
 
@@ -120,33 +107,6 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float | str) or (isinstance(value, list) and all(map(_is_plain, value)))
 
 
-def serve(session: Any, lines: Iterator[str], out: IO[str]) -> None:
-    """Answers each line until {"do": "quit"}, or the end of the lines."""
-    for line in lines:
-        asked = json.loads(line)
-        if (name := asked.pop("do")) == "quit":
-            return
-        try:
-            if name not in COMMANDS:
-                raise UserError(f"no command {name}; there are {', '.join(COMMANDS)}.")
-            say(out, getattr(session, name)(**asked))
-        except UserError as error:
-            say(out, {"error": str(error)})
-        except Exception as fault:
-            say(out, {"error": f"{type(fault).__name__}: {' '.join(str(fault).split())}"})
-
-
-def quiet() -> IO[str]:
-    """Standard output for answers alone: what else is written to it, by any process, goes to stderr."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return out
-
-
-def say(out: IO[str], answer: dict[str, Any]) -> None:
-    print(json.dumps(answer), file=out, flush=True)
-
-
 def main(spec: str) -> None:
     out, asked = quiet(), json.loads(spec)
     import sglang
@@ -154,7 +114,7 @@ def main(spec: str) -> None:
     from optim.sglang.plugin import CALLED
 
     engine = sglang.Engine(model_path=asked["model"], **{**ARGUMENTS, **asked["arguments"]})
-    session = Session(engine, lambda: engine.collective_rpc(CALLED))
+    session = ServerSession(engine, lambda: engine.collective_rpc(CALLED))
     say(out, session.facts())
     serve(session, iter(sys.stdin.readline, ""), out)
     engine.shutdown()

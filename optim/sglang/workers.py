@@ -3,21 +3,20 @@
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ling_prof.errors import UserError
-from ling_prof.units import one_line
-from optim.sglang import proof, selection, weights
+from optim.sglang import processes, proof, selection, weights
+from optim.sglang.protocol import QUIT
 
-START_S, ANSWER_S, END_S = 900.0, 300.0, 3.0
-SHOWN = 300  # characters of a log that a sentence repeats
+START_S, ANSWER_S = 900.0, 300.0
 PROGRAMS = {  # by kind of configuration; alike in what they are asked and answer
     "server": (sys.executable, "-m", "optim.sglang.worker"),
     "engine": (sys.executable, "-m", "optim.sglang.engine"),
@@ -36,8 +35,8 @@ CACHES = {  # variable -> folder below that of the caches
 
 @dataclass(frozen=True)
 class Setup:
-    """What all configurations of an experiment share. kind: of `PROGRAMS`; model: the folder; seed: of random weights,
-    None for its own.
+    """How a configuration is run. kind: of `PROGRAMS`; model: a folder, or a name that the program knows; arguments:
+    the program's own; environment: variables it gets as well; seed: of random weights, None for the model's own.
 
     caches: what SGLang compiles is kept there, so that a second start is quick; folder: logs and proofs.
     """
@@ -50,34 +49,41 @@ class Setup:
     environment: Mapping[str, str]
     kind: str = "server"
 
+    def variables(self, chosen: selection.Selection, proof_at: Path) -> dict[str, str]:
+        """The environment of one with these passes, which leaves its proof there."""
+        caches = {variable: str(self.caches / name) for variable, name in CACHES.items()}
+        ours = {selection.VARIABLE: selection.text(chosen), proof.VARIABLE: str(proof_at)}
+        seeded = {} if self.seed is None else {weights.VARIABLE: str(self.seed)}
+        return {**os.environ, **caches, **self.environment, **seeded, **ours}
 
-class Worker:
+
+class Process:
     """One configuration in its process; `label` names it in files and sentences.
 
-    Raises UserError, with the last that its log says, where the process ends or does not answer in time.
+    Raises UserError, with the last that its log says, where the process ends or does not answer in time. One that does
+    not is closed: a late answer would be taken for the next.
     """
 
     def __init__(self, setup: Setup, label: str, chosen: selection.Selection):
         self.label, self.log = label, setup.folder / f"{label}.log"
-        self.name = NAMES[setup.kind]
+        self.name, self.rest = NAMES[setup.kind], b""
         self.proof = setup.folder / f"proof-{label}.json"
         for old in proof.files(self.proof):
             old.unlink()
-        caches = {variable: str(setup.caches / name) for variable, name in CACHES.items()}
-        ours = {selection.VARIABLE: selection.text(chosen), proof.VARIABLE: str(self.proof)}
-        seeded = {} if setup.seed is None else {weights.VARIABLE: str(setup.seed)}
-        spec = json.dumps({"model": str(setup.model), "arguments": dict(setup.arguments)})
+        spec = {"kind": setup.kind, "model": str(setup.model), "arguments": dict(setup.arguments)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*PROGRAMS[setup.kind], spec],
+                [*PROGRAMS[setup.kind], json.dumps(spec)],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, **caches, **setup.environment, **seeded, **ours},
+                env=setup.variables(chosen, self.proof),
                 start_new_session=True,  # one group with its children, to be ended together
             )
-        self.rest = b""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
     def ready(self, seconds: float = START_S) -> dict[str, Any]:
         """Waits for the start -> optim.sglang.worker's facts."""
@@ -90,10 +96,9 @@ class Worker:
 
     def send(self, do: str, **more: Any) -> None:
         """A command whose `answer` is taken later: others can be asked meanwhile."""
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
-        except OSError:
+            self.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
+        except (OSError, ValueError):  # ValueError: it is closed
             raise self._fault("has ended") from None
 
     def answer(self) -> dict[str, Any]:
@@ -101,18 +106,11 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process and all its children."""
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, how)
-                self.process.wait(END_S)
-            except ProcessLookupError:
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+        close([self])
+
+    @property
+    def is_closed(self) -> bool:
+        return self.stdin.closed
 
     def _answer(self, fault: str, seconds: float) -> dict[str, Any]:
         answer = json.loads(self._line(fault, seconds))
@@ -121,11 +119,12 @@ class Worker:
         return answer
 
     def _line(self, fault: str, seconds: float) -> bytes:
-        assert self.process.stdout is not None
-        end, stream = time.monotonic() + seconds, self.process.stdout.fileno()
+        end, stream = time.monotonic() + seconds, self.stdout.fileno()
         while b"\n" not in self.rest:
             if not select.select([stream], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise self._fault(f"{fault} within {seconds:.0f} s")
+                late = self._fault(f"{fault} within {seconds:.0f} s")
+                self.close()
+                raise late
             if not (more := os.read(stream, 1 << 16)):
                 raise self._fault(fault)
             self.rest += more
@@ -133,9 +132,17 @@ class Worker:
         return line
 
     def _fault(self, what: str) -> UserError:
-        """With our own sentence from the log, if there is one, or its last line that names an error."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        ours = [line for line in lines if line.startswith("ling-prof: ")]
-        errors = [line for line in lines if "Error" in line]
-        said = one_line((ours or errors or lines or ["it said nothing"])[-1])
-        return UserError(f"{self.label}: {self.name} {what}: {said[:SHOWN].rstrip('.')}; its log is {self.log.name}.")
+        said = processes.last(self.log)
+        return UserError(f"{self.label}: {self.name} {what}: {said}; its log is {self.log.name}.")
+
+
+def close(workers: Collection[Process]) -> None:
+    """Ends them all at once, each with all its children; those that are closed already are left alone."""
+    left = [worker for worker in workers if not worker.is_closed]
+    for worker in left:
+        with suppress(UserError):  # it has ended
+            worker.send(QUIT)
+        worker.stdin.close()
+    processes.end([worker.process for worker in left], quitting=True)
+    for worker in left:
+        worker.stdout.close()

@@ -22,8 +22,8 @@ def change() -> Iterator[None]:
         yield
 
 
-def took_effect(worker) -> State:
-    gates = worker.modules("BailingMoEGate")
+def took_effect(rank) -> State:
+    gates = rank.modules("BailingMoEGate")
     if not gates:
         return State(None, "this model has no BailingMoEGate")
     dtypes = sorted({str(gate.weight.dtype) for gate in gates})

@@ -22,6 +22,6 @@ def change() -> Iterator[None]:
         yield
 
 
-def took_effect(worker) -> State:
-    dtype = str(worker.runner.model.lm_head.weight.dtype)
+def took_effect(rank) -> State:
+    dtype = str(rank.runner.model.lm_head.weight.dtype)
     return State(dtype == "torch.bfloat16", f"the head is {dtype}")

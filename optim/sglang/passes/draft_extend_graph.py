@@ -10,8 +10,8 @@ speculative = True
 environment = {"SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH": ("1", "0")}
 
 
-def took_effect(worker) -> State:
-    if worker.speculator is None:
+def took_effect(rank) -> State:
+    if rank.speculator is None:
         return State(None, f"{PLAIN}: there is no draft model")
-    there = getattr(worker.speculator, "cuda_graph_runner_for_draft_extend", None) is not None
+    there = getattr(rank.speculator, "cuda_graph_runner_for_draft_extend", None) is not None
     return State(there, f"the draft model's extension {'has a graph' if there else 'is launched by the host'}")

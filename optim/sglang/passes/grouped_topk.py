@@ -13,8 +13,8 @@ environment = {"SGLANG_OPT_USE_JIT_KERNEL_GROUPED_TOPK": ("0", "1")}
 ONE, ROUTED = "_router_triton_kernel", "deepseek_v3_topk_kernel"
 
 
-def took_effect(worker) -> State:
-    one, routed = worker.launches(ONE), worker.launches(ROUTED)
+def took_effect(rank) -> State:
+    one, routed = rank.launches(ONE), rank.launches(ROUTED)
     if not one and not routed:
         return State(None, f"the captured graphs launch neither {ONE} nor {ROUTED}")
     return State(not routed, f"the captured graphs launch {ONE} {one} times, {ROUTED} {routed} times")

@@ -23,9 +23,9 @@ def change() -> Iterator[None]:
         yield
 
 
-def took_effect(worker) -> State:
-    if worker.speculator is None:
+def took_effect(rank) -> State:
+    if rank.speculator is None:
         return State(None, f"{PLAIN}: no lengths are read back")
-    waits = worker.scheduler.future_map.needs_cpu_seq_lens
-    kda = worker.linear_attention.needs_cpu_seq_lens
+    waits = rank.scheduler.future_map.needs_cpu_seq_lens
+    kda = rank.linear_attention.needs_cpu_seq_lens
     return State(not waits, f"future_map.needs_cpu_seq_lens is {waits}, that of the KDA backend {kda}")

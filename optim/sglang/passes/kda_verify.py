@@ -14,8 +14,8 @@ environment = {"SGLANG_OPT_FUSED_KDA_VERIFY": ("0", "1")}
 KERNEL = "fused_kda_conv_gating_verify_kernel"
 
 
-def took_effect(worker) -> State:
-    if worker.speculator is None:
+def took_effect(rank) -> State:
+    if rank.speculator is None:
         return State(None, f"{PLAIN}: nothing is verified")
-    times = worker.launches(KERNEL)
+    times = rank.launches(KERNEL)
     return State(times > 0, f"the captured graphs launch {KERNEL} {times} times")

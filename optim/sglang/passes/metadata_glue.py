@@ -11,8 +11,8 @@ default = False
 environment = {"SGLANG_ENABLE_METADATA_GLUE_GRAPH": ("0", "1")}
 
 
-def took_effect(worker) -> State:
-    runner = worker.runner.decode_cuda_graph_runner
+def took_effect(rank) -> State:
+    runner = rank.runner.decode_cuda_graph_runner
     if not hasattr(runner, "_metadata_glue"):
         return State(None, "no decode graph is captured, or this SGLang has no metadata graph")
     if (glue := runner._metadata_glue) is None:

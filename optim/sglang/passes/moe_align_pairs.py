@@ -19,8 +19,8 @@ def change() -> Iterator[None]:
         yield
 
 
-def took_effect(worker) -> State:
-    one, two = worker.launches(ONE), worker.launches(TWO)
+def took_effect(rank) -> State:
+    one, two = rank.launches(ONE), rank.launches(TWO)
     if not one and not two:
         return State(None, f"the captured graphs launch neither {ONE} nor {TWO}")
     return State(not two, f"the captured graphs launch {ONE} {one} times, {TWO} {two} times")

@@ -8,6 +8,6 @@ default = True
 arguments = {"disable_overlap_schedule": (True, False)}
 
 
-def took_effect(worker) -> State:
-    on = worker.scheduler.enable_overlap
+def took_effect(rank) -> State:
+    on = rank.scheduler.enable_overlap
     return State(on, f"the scheduler's enable_overlap is {on}")

@@ -45,19 +45,20 @@ def _never(_):
 
 def _unchained(function):
     """SGLang calls it by position, and its own `renormalize` lands on this argument."""
+    signature = inspect.signature(function)
 
     def plain(*args, **more):
-        given = inspect.signature(function).bind(*args, **more)
+        given = signature.bind(*args, **more)
         given.arguments["launch_with_pdl"] = False
         return function(*given.args, **given.kwargs)
 
     return plain
 
 
-def took_effect(worker) -> State:
+def took_effect(rank) -> State:
     """Edges into kernels of the vendor's libraries do not count."""
-    edges = [edge for of in worker.edges.values() for edge in of]
-    chained = Counter(edge.after for edge in edges if edge.programmatic and not LIBRARY.search(edge.after))
-    said = f"{chained.total()} of {len(edges)} edges of the captured graphs are programmatic"
+    edges = [edge for of in rank.edges.values() for edge in of if not LIBRARY.search(edge.after)]
+    chained = Counter(edge.after for edge in edges if edge.programmatic)
+    said = f"{chained.total()} of {len(edges)} edges of the captured graphs, but for those into libraries,"
     into = ", ".join(f"{name:.60} {times} times" for name, times in chained.most_common())
-    return State(bool(chained), f"{said}, into {into}" if chained else said)
+    return State(bool(chained), f"{said} are programmatic{f', into {into}' if chained else ''}")

@@ -8,8 +8,8 @@ default = False
 environment = {"SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED": ("0", "1")}
 
 
-def took_effect(worker) -> State:
-    methods = [getattr(module, "quant_method", None) for model in worker.models for module in model.modules()]
+def took_effect(rank) -> State:
+    methods = [getattr(module, "quant_method", None) for model in rank.models for module in model.modules()]
     known = [getattr(method, "w13_swiglu_interleaved", None) for method in methods]
     flags = [flag for flag in known if flag is not None]
     if not flags:
