@@ -361,6 +361,11 @@ def test_a_damaged_row_is_said(kept, kind, name, values):
     assert ablate.measured(options)
 
 
+def test_a_dtype_that_is_no_name_is_kept_as_it_is_written(fake, asked):
+    fake(facts={"server": {"dtype": ["x"]}})
+    assert ablate.measured(asked("pdl", sample=2))["lock"]["dtype"] == "['x']"
+
+
 def test_a_report_that_could_not_be_read_again_is_none(kept, monkeypatch):
     odd = {"noise_floor_pct": -1.0, "noise_high_pct": 1.0, "all_on_noise_pct": None}
     monkeypatch.setattr(ablate._Report, "_noise", lambda _: odd)
