@@ -99,4 +99,5 @@ def _dtype(info: Info) -> str | None:
     said = info.get("dtype")
     if said is None:
         return None
-    return ", ".join([DTYPES.get(said, str(said)), *([str(info["quantization"])] if info.get("quantization") else [])])
+    quantized = [str(info["quantization"])] if info.get("quantization") else []
+    return ", ".join([DTYPES.get(str(said), str(said)), *quantized])

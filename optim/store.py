@@ -33,13 +33,14 @@ class Store:
     """One ablation's finished windows, verdicts and the like; a context manager, locked for other runs until its end.
 
     key: all that must be equal to go on with what is there, as JSON data (lock, code, design, players, windows, steps).
+    shapes: by kind what its values are, as msgspec takes it, beside those that every store has.
     Raises UserError, and changes nothing, for a file that holds something else, belongs to another key or run, or
     cannot be written; also where a later write fails.
     """
 
-    def __init__(self, path: Path, key: Mapping[str, Any]):
+    def __init__(self, path: Path, key: Mapping[str, Any], shapes: Mapping[str, Any] | None = None):
         check_writable(path)
-        self.path = path
+        self.path, self.shapes = path, {**SHAPES, **(shapes or {})}
         with self._spoken():
             self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
             try:
@@ -62,6 +63,8 @@ class Store:
             raise UserError(
                 f"{self.path} holds another ablation, which differs in {differing}; {ELSEWHERE}, or delete it."
             )
+        for kind, name in self._db.execute("SELECT kind, name FROM finished").fetchall():
+            self.get(kind, name)  # has the shape of its kind
         self._db.execute("COMMIT")
 
     def __enter__(self) -> "Store":
@@ -86,7 +89,7 @@ class Store:
         """The numbers of the finished windows, ascending."""
         with self._spoken():
             found = self._db.execute("SELECT name FROM finished WHERE kind = 'window'").fetchall()
-        if odd := [name for (name,) in found if not name.isdigit()]:
+        if odd := [name for (name,) in found if not name.isdecimal()]:
             raise self.damaged("window", odd[0])
         return sorted(int(name) for (name,) in found)
 
@@ -116,7 +119,7 @@ class Store:
         if row is None:
             return None
         try:
-            return msgspec.json.decode(row[0], type=SHAPES.get(kind, Any))
+            return msgspec.json.decode(row[0], type=self.shapes.get(kind, Any))
         except (msgspec.MsgspecError, UnicodeEncodeError):
             raise self.damaged(kind, name) from None
 

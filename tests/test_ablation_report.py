@@ -353,6 +353,7 @@ def test_a_file_of_something_else_is_refused_and_left_alone(place, fill, words):
         ("window", "0", "[1]"),
         ("window", "0", '{"": -1.0}'),
         ("window", "zero", "{}"),
+        ("window", "²", "{}"),
         ("key", "", "{"),
         ("key", "", "[]"),
         ("void", "pdl", "3"),

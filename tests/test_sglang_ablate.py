@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -148,6 +149,7 @@ def test_an_engine_that_leaks_into_the_next_request_shows_no_speed(fake, asked):
     ("passes", "model", "says"),
     [
         ("pdl,engine", "ling-3.0-tiny", "--passes takes engine alone: passes switch a server."),
+        ("engine+pdl", "ling-3.0-tiny", "--passes takes engine alone: passes switch a server."),
         ("engine", "ling-3.0-flash-12", "--passes engine takes a model that drafts nothing."),
         ("engines", "ling-3.0-tiny", r"no pass engines of SGLang; there are .*, engine\."),
     ],
@@ -183,10 +185,12 @@ def test_a_server_that_does_not_start_costs_only_its_own(fake, asked):
 
 def test_without_a_baseline_nothing_is_said(fake, asked):
     fake(never=True)
+    said = []
     with pytest.raises(
-        UserError, match=r"no round is complete \(none: SGLang did not start: ling-prof: never; its log is"
+        UserError, match=r"\(without passes: SGLang did not start: ling-prof: never; its log is none\.log\); nothing"
     ):
-        ablate.measured(asked("bf16_gate"))
+        ablate.measured(asked("bf16_gate"), said.append)
+    assert "none failed: SGLang did not start: ling-prof: never; its log is none.log" in said
 
 
 @pytest.mark.parametrize("after", [0, 3], ids=["at once", "in a later round"])
@@ -267,7 +271,7 @@ def test_what_drifts_between_groups_is_noted(fake, asked):
 
 def test_nothing_is_begun_after_the_minutes(fake, asked):
     fake()
-    with pytest.raises(UserError, match=r"no round is complete \(it was not measured\)"):
+    with pytest.raises(UserError, match=r"no round is complete \(without passes: it was not measured\)"):
         ablate.measured(asked(minutes=1e-9))
 
 
@@ -275,8 +279,10 @@ def test_a_start_that_the_minutes_cut_short_costs_no_times(fake, asked):
     fake()
     found = ablate.measured(asked("pdl", sample=2))
     fake(slow=60)
-    again = ablate.measured(asked("pdl", minutes=1 / 60))
+    said = []
+    again = ablate.measured(asked("pdl", minutes=1 / 60), said.append)
     assert (again["rows"], again["windows"]) == (found["rows"], 2)
+    assert said == ["the minutes are over: nothing more is begun"]
 
 
 def test_a_pass_that_has_nothing_to_act_on_is_blocked(fake, asked):
@@ -285,6 +291,86 @@ def test_a_pass_that_has_nothing_to_act_on_is_blocked(fake, asked):
     assert found["blocked"] == [{"pass": "kda_verify", "reason": "SGLang runs without speculative decoding"}]
     with pytest.raises(UserError, match="kda_verify has nothing to act on"):
         ablate.measured(asked("kda_verify", output=asked().folder.parent / "b"))
+
+
+def test_what_cannot_be_leaves_nothing(fake, tmp_path):
+    fake()
+    words = ["ablate", "--target", "sglang", "--model", "ling-3.0-tiny", "--output", str(tmp_path / "a"), "--passes"]
+    for passes in ("host_run_ahead", "pdl,pdl", "pdl+pdl", "engine+pdl", ""):
+        assert CliRunner().invoke(command_line.whole_app(), [*words, passes]).exception is not None
+        assert not (tmp_path / "a").exists()
+
+
+def test_passes_that_sglang_has_on_are_noted_as_off(fake, asked):
+    fake()
+    notes = ablate.measured(asked("moe_align_pairs,grouped_topk,pdl"))["notes"]
+    assert "without passes: moe_align_pairs, pdl are off, which SGLang has on as it comes" in notes
+    notes = ablate.measured(asked("grouped_topk", output=asked().folder.parent / "b"))["notes"]
+    assert not any("as it comes" in note for note in notes)
+
+
+@pytest.fixture
+def kept(fake, asked, monkeypatch):
+    """A finished ablation, to be reported on alone -> its plan, and what puts another value in a row of its store."""
+    fake()
+    options = asked("pdl", traces=True, sample=2)
+    ablate.measured(options)
+    monkeypatch.setattr(ablate, "find_spec", lambda _: None)
+
+    def put(kind, name, value):
+        with sqlite3.connect(options.folder / ablate.STORE) as db:
+            how = "DELETE FROM finished" if value is None else "UPDATE finished SET value = :value"
+            done = db.execute(
+                f"{how} WHERE kind = :kind AND name = :name", {"kind": kind, "name": name, "value": value}
+            )
+            assert done.rowcount == 1
+
+    return options, put
+
+
+VISIT = '{"ns": 2e6, "ttft_ms": 1.0, "accept_length": %s}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "values"),
+    [
+        ("begun", "", [None, "{}", "[]", '{"date": "2026"}']),
+        ("proof", "none", [None, "[]", '["x"]', "{}"]),
+        (
+            "proof",
+            "pdl",
+            ["[]", '[{"schema": "", "sglang": "", "rank": "", "passes": [], "graphs": {}, "refused": null}]'],
+        ),
+        ("text", "none", ["5", "[[1]]", "[[],[]]", "[[1, 2], [1]]", '["x", "y"]']),
+        ("visit", "0/none", ['"x"', "{}", '{"ns": "a"}', *(VISIT % odd for odd in ("null", "0", "-1", "1e9"))]),
+        ("visit", "0/A/A", [VISIT.replace("2e6", ns) % 1 for ns in ("1e300", "0", "-1")]),
+        ("trace", "pdl", ["5"]),
+        ("void", "pdl", ["5"]),
+    ],
+)
+def test_a_damaged_row_is_said(kept, kind, name, values):
+    options, put = kept
+    for value in values:
+        whole = (options.folder / ablate.STORE).read_bytes()
+        put(kind, name, value)
+        with pytest.raises(
+            UserError, match=rf"ablation\.sqlite is damaged: its {kind} {name or 'row'} is not what was kept"
+        ):
+            ablate.measured(options)
+        (options.folder / ablate.STORE).write_bytes(whole)
+    assert ablate.measured(options)
+
+
+def test_a_dtype_that_is_no_name_is_kept_as_it_is_written(fake, asked):
+    fake(facts={"server": {"dtype": ["x"]}})
+    assert ablate.measured(asked("pdl", sample=2))["lock"]["dtype"] == "['x']"
+
+
+def test_a_report_that_could_not_be_read_again_is_none(kept, monkeypatch):
+    odd = {"noise_floor_pct": -1.0, "noise_high_pct": 1.0, "all_on_noise_pct": None}
+    monkeypatch.setattr(ablate._Report, "_noise", lambda _: odd)
+    with pytest.raises(UserError, match=r"ablation\.sqlite makes no report: not a whole .*noise_floor_pct"):
+        ablate.measured(kept[0])
 
 
 def test_another_ablation_is_not_mixed_in(fake, asked):
@@ -305,6 +391,14 @@ def test_flash_drafts_with_pinned_acceptance(tmp_path):
 def test_options_are_checked(asked):
     for how, match in (
         ({"passes": "pld"}, "no pass pld of SGLang; there are bf16_gate"),
+        ({"passes": ""}, "--passes takes names of passes with commas between them, such as a,b: one is missing"),
+        ({"passes": "pdl,"}, "such as a,b: one is missing"),
+        ({"passes": "pdl,pdl"}, "pdl is named twice"),
+        ({"passes": "pdl+pdl"}, "pdl is named twice"),
+        (
+            {"passes": "host_run_ahead,kda_verify"},
+            "host_run_ahead,kda_verify has nothing to act on: SGLang runs without",
+        ),
         ({"sample": 1}, "--sample takes"),
         ({"sample": 5, "starts": 2}, "--sample takes a multiple of --starts"),
         ({"design": "all"}, "--design takes one of"),
@@ -312,8 +406,10 @@ def test_options_are_checked(asked):
     ):
         with pytest.raises(UserError, match=match):
             asked(**how)
-    with pytest.raises(UserError, match="no model 'x' for SGLang"):
-        Plan(model="x", passes="pdl")
+    with pytest.raises(
+        UserError, match="no model 'org/x' for SGLang; --model takes a checkpoint folder, or one of ling"
+    ):
+        Plan(model="org/x", passes="pdl")
 
 
 def test_the_command_runs_it(fake, tmp_path):

@@ -373,6 +373,13 @@ def test_files_that_stay_out_are_told_and_the_profiler_is_stopped(tmp_path, monk
 def test_a_profiler_that_does_not_start_is_told(stand_in, tmp_path):
     with pytest.raises(UserError, match=r"does not start its profiler; if it is on already, POST /stop_profile"):
         recorded(stand_in(fault="500 /start_profile"), tmp_path)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_request_that_goes_wrong_before_the_profile_leaves_no_folder(stand_in, tmp_path):
+    with pytest.raises(UserError, match="streams what SGLang does not"):
+        recorded(stand_in(fault="nonsense"), tmp_path, drive=True)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_request_in_too_few_pieces_starts_no_profile(stand_in, tmp_path, monkeypatch):

@@ -253,7 +253,18 @@ def test_without_a_selection_nothing_is_touched(sglang):
     assert sglang.hooks == []
 
 
-@pytest.mark.parametrize("wrong", [{"LING_OPTIM": "-pld"}, {"LING_OPTIM_WEIGHTS": "x"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"LING_OPTIM": "-pld"},
+        {"LING_OPTIM_WEIGHTS": "x"},
+        {"LING_OPTIM_WEIGHTS": "²"},
+        {"LING_OPTIM_WEIGHTS": "1" * 5000},
+        {"LING_OPTIM_PROOF": "/dev/null/proof.json"},
+        {"LING_OPTIM_PROOF": "/"},
+    ],
+    ids=["pass", "seed", "digit", "long", "no folder", "root"],
+)
 def test_what_cannot_be_stops_the_start(sglang, environment, capsys, wrong):
     environment(**wrong)
     with pytest.raises(SystemExit) as stop:

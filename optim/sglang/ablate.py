@@ -5,6 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +22,10 @@ from optim import designs
 from optim.designs import Player, label
 from optim.options import check_folder, make_folder
 from optim.sglang import engine, proof
+from optim.sglang.kept import SHAPES, Begun, Visit
 from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled, modules_of
+from optim.sglang.proof import Proof
+from optim.sglang.registry import passes
 from optim.sglang.rounds import AGAIN, ALL_AGAIN, Rounds, Say, rungs_of
 from optim.store import Store
 
@@ -43,18 +48,33 @@ def measured(plan: Plan, say: Say = lambda _: None) -> Ablation:
     if not can_run and not (plan.folder / STORE).exists():
         raise UserError('sglang is not installed here, which this runs; pip install "ling-prof[sglang]".')
     make_folder(plan.folder)
-    with Store(plan.folder / STORE, {name: getattr(plan, name) for name in KEYED}) as store:
+    with Store(plan.folder / STORE, {name: getattr(plan, name) for name in KEYED}, SHAPES) as store:
         if can_run:
             Rounds(plan, store, say).run()
         report = _Report(plan, store)
         if not report.rounds:
-            raise UserError(f"{plan.folder}: no round is complete ({report.verdicts[()][1]}); nothing can be said.")
-        return report.made()
+            ok, verdict = report.verdicts[()]
+            why = "run again to go on" if ok else f"without passes: {verdict}"
+            raise UserError(f"{plan.folder}: no round is complete ({why}); nothing can be said.")
+        return _checked(report.made(), plan)
 
 
 def save(found: Ablation, plan: Plan) -> None:
     """Leaves the report in the folder. Raises UserError where that fails."""
     ablation_report.save(found, plan.folder / REPORT)
+
+
+def _checked(found: Ablation, plan: Plan) -> Ablation:
+    """The report. Raises UserError for one that could not be read again."""
+    with TemporaryDirectory() as folder:
+        draft = Path(folder) / REPORT
+        ablation_report.save(found, draft)
+        try:
+            ablation_report.load(draft)
+        except UserError as fault:
+            said = str(fault).removeprefix(f"{draft}: ").rstrip(".")
+            raise UserError(f"{plan.folder / STORE} makes no report: {said}.") from None
+    return found
 
 
 @dataclass
@@ -69,7 +89,7 @@ class _Report:
         said = designs.estimate(design, self.times, self.plan.seed, failed=self.failed)
         rows = [self._row(*pair) for pair in zip(design.combinations, said["rows"], strict=True)]
         found = {
-            **self._about(self.store.get("begun", "")),
+            **self._about(self._kept("begun", "")),
             **self._noise(),
             "baseline": _tpot(rows[0]),
             "all_on": _tpot(rows[-1]),
@@ -83,7 +103,13 @@ class _Report:
         }
         return cast(Ablation, found)
 
-    def _about(self, begun: dict[str, Any]) -> dict[str, Any]:
+    def _kept(self, kind: str, name: str) -> Any:
+        """What must be there. Raises UserError where it is not."""
+        if (kept := self.store.get(kind, name)) is None:
+            raise self.store.damaged(kind, name)
+        return kept
+
+    def _about(self, begun: Begun) -> dict[str, Any]:
         """How it was measured."""
         return {
             "schema": SCHEMA,
@@ -104,7 +130,7 @@ class _Report:
         return self.plan.design_made.combinations
 
     @cached_property
-    def visits(self) -> dict[tuple[int, str], dict[str, float]]:
+    def visits(self) -> dict[tuple[int, str], Visit]:
         """By round and name of a visit."""
         names = [*map(labelled, self.combinations), AGAIN, ALL_AGAIN]
         pairs = [(number, name) for number in range(self.plan.sample) for name in names]
@@ -133,7 +159,8 @@ class _Report:
         return np.array([[self._ns(number, labelled(one)) for one in self.combinations] for number in self.rounds])
 
     def _ns(self, number: int, name: str) -> float:
-        return self.visits.get((number, name), {"ns": np.nan})["ns"]
+        visit = self.visits.get((number, name))
+        return np.nan if visit is None else visit["ns"]
 
     def _noise(self) -> dict[str, float | None]:
         """Of the baseline's pair, and of all's, as in an ablation of the engine."""
@@ -152,9 +179,18 @@ class _Report:
         texts = self.store.get("text", labelled(one))
         if texts is None or not any((number, labelled(one)) in self.visits for number in range(self.plan.sample)):
             return False, "it was not measured"
-        if faults := [fault for one in self.store.get("proof", labelled(one)) for fault in proof.faults(one)]:
+        if faults := [fault for proven in self._proofs(one) for fault in proof.faults(proven)]:
             return False, faults[0]
+        if len({*map(len, texts)}) > 1:
+            raise self.store.damaged("text", labelled(one))
         return (True, PINNED) if self.plan.pinned else self._judged(one, *texts)
+
+    def _proofs(self, one: Player) -> list[Proof]:
+        """Of all ranks. Raises UserError where one says nothing of a pass that is on."""
+        proofs = self._kept("proof", labelled(one))
+        if any({*one} - {row["pass"] for row in proven["passes"]} for proven in proofs):
+            raise self.store.damaged("proof", labelled(one))
+        return proofs
 
     def _judged(self, one: Player, first: list[int], again: list[int]) -> tuple[bool, str]:
         """By its tokens before a sampled request, and after."""
@@ -222,11 +258,11 @@ class _Report:
                 return report["summary"][0]["wall_ns"]["mean"] / 1e6 / step_ms
         return None
 
-    def _lock(self, begun: dict[str, Any]) -> Lock:
+    def _lock(self, begun: Begun) -> Lock:
         """Of the first server that was ready; the weights of a checkpoint are told by its folder only."""
         drawn = {"model": self.plan.model, "weights": f"random, seed {self.plan.seed}"}
         return lock_of(
-            {**begun["server"], "version": begun["versions"]["sglang"]},
+            {**begun["server"], "version": begun["versions"].get("sglang")},
             **(drawn if self.plan.is_bundled else {}),
             **{name: begun[name] for name in ("driver", "cuda", "torch", "triton", "python")},
             hardware=tuple(begun["hardware"] or ()),
@@ -236,7 +272,7 @@ class _Report:
             ling_prof=ling_prof.__version__,
         )
 
-    def _notes(self, begun: dict[str, Any]) -> Iterator[str]:
+    def _notes(self, begun: Begun) -> Iterator[str]:
         versions = ", ".join(f"{name} {version or 'unknown'}" for name, version in begun["versions"].items())
         yield f"{versions}; CUDA graph of one request, prompts without, no radix cache, Triton attention"
         if self.plan.pinned:
@@ -245,6 +281,9 @@ class _Report:
             yield f"gate: {TOKENS} greedy tokens, and again after {SAMPLED} sampled ones, on one prompt"
         if len(self.rounds) < self.plan.sample:
             yield f"{len(self.rounds)} of {self.plan.sample} rounds are complete, which count"
+        if off := [name for name in self.plan.selection(()) if passes()[name].default]:
+            are = "are" if len(off) > 1 else "is"
+            yield f"without passes: {', '.join(off)} {are} off, which SGLang has on as it comes"
         if self.plan.has_engine:
             yield f"{engine.NAME}: the bundled engine, in a process beside the server's, asked for the same tokens"
         if self.plan.drifts:

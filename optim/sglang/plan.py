@@ -11,7 +11,7 @@ from typing import Any
 from ling_prof.errors import UserError
 from optim import designs
 from optim.designs import Design, Player, label
-from optim.options import DESIGNS
+from optim.options import DESIGNS, PASSES
 from optim.sglang import configs, engine
 from optim.sglang.inside import PLAIN
 from optim.sglang.registry import named, passes
@@ -52,13 +52,15 @@ class Plan:
         _need(self.alive >= 0, "--alive", "a number of servers, 0 for all")
         _need(self.seed >= 0, "--seed", "a whole number, 0 or more")
         _need(self.minutes is None or self.minutes > 0, "--minutes", "a number above 0")
+        _need(all(chain(*self.asked)), "--passes", f"{PASSES}: one is missing")
         modules_of(tuple(chain(*self.asked)))
-        _need(not self.has_engine or len(self.asked) == 1, "--passes", f"{engine.NAME} alone: passes switch a server")
+        alone = self.asked == [(engine.NAME,)]
+        _need(alone or not self.has_engine, "--passes", f"{engine.NAME} alone: passes switch a server")
         _need(not self.has_engine or not self.speculates, f"--passes {engine.NAME}", "a model that drafts nothing")
         if not self.is_bundled and not Path(self.model).is_dir():
-            raise UserError(
-                f"no model {self.model!r:.80} for SGLang; there are {', '.join(configs.CONFIGS)}, or folders."
-            )
+            takes = f"a checkpoint folder, or one of {', '.join(configs.CONFIGS)}"
+            raise UserError(f"no model {self.model!r:.80} for SGLang; --model takes {takes}, and downloads nothing.")
+        self.design_made  # noqa: B018 - refuses what cannot be a design
 
     @property
     def is_bundled(self) -> bool:

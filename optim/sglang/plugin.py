@@ -39,6 +39,7 @@ def start() -> None:
     try:
         asked = selection.asked()
         weights.seed()
+        proof.check()
         for target in (SCHEDULER, ARGUMENTS):
             patch.owner(target)
     except UserError as error:

@@ -99,6 +99,17 @@ def save(proof: Proof) -> Path | None:
     return path
 
 
+def check() -> None:
+    """Raises UserError where a proof is asked for and could not be left: ask before a model is loaded."""
+    if place := os.environ.get(VARIABLE):
+        try:
+            plain_file.check_writable(Path(place))
+            for old in files(Path(place)):
+                plain_file.check_writable(old)
+        except UserError as error:
+            raise UserError(f"{VARIABLE}: {error}") from None
+
+
 def path_of(path: Path, rank: str) -> Path:
     return path.with_name(f"{path.stem}-{rank}{path.suffix}")
 

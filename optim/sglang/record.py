@@ -58,7 +58,6 @@ def record(options: RecordOptions, progress: Progress = lambda _: None) -> Recor
 
 
 def _recorded(server: Server, options: RecordOptions, folder: Path) -> Recording:
-    make_folder(folder)
     if not options.drives:
         _start(server, options, folder)
         return Recording(_awaited(server, folder, options))
@@ -67,9 +66,14 @@ def _recorded(server: Server, options: RecordOptions, folder: Path) -> Recording
 
 
 def _start(server: Server, options: RecordOptions, folder: Path) -> None:
+    is_new = not folder.exists()
+    make_folder(folder)
     try:
         server.post("/start_profile", _flags(options, folder), options.timeout)
     except Refused as refusal:
+        if is_new:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
         if refusal.status != 500:
             raise
         raise UserError(f"{server.url} does not start its profiler; if it is on already, POST /stop_profile.") from None

@@ -57,6 +57,8 @@ class Rounds:
                 group = [one for one in combinations[first : first + size] if not self.failed(one)]
                 if any(self._lacks(start, one) for one in group) and not self._over:
                     self._group(start, group)
+        if self._over:
+            self.say("the minutes are over: nothing more is begun")
 
     def failed(self, combination: Player) -> bool:
         """Whether it does not run; another run tries it again."""
@@ -130,7 +132,7 @@ class Rounds:
     def _each(self, workers: dict[Player, Process], do: Callable[[Player, Process], None], fatal: bool = True) -> None:
         """Does it with each that has not failed; where it cannot be done it is said and, if `fatal`, that one has.
 
-        What ends because the time is over has not failed.
+        What ends when the minutes are over has not failed.
         """
         for combination, worker in workers.items():
             if not self._over and not self.failed(combination):
@@ -139,10 +141,12 @@ class Rounds:
                 except Elsewhere:
                     raise
                 except UserError as fault:
-                    if fatal and not self._over:
-                        self._fail(combination, worker, str(fault))
+                    if self._over:
+                        continue
+                    if fatal:
+                        self._fail(combination, worker, str(fault).rstrip("."))
                     else:
-                        self.say(str(fault))
+                        self.say(f"{labelled(combination)}: {fault}")
 
     def _fail(self, combination: Player, worker: Process, why: str) -> None:
         worker.close()

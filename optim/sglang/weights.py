@@ -32,8 +32,8 @@ def seed() -> int | None:
     """The seed in the environment; None where there is none. Raises UserError for what is no whole number."""
     if not (text := os.environ.get(VARIABLE, "")):
         return None
-    if not text.isdigit():
-        raise UserError(f"{VARIABLE} is {text!r:.40}; it takes a seed, a whole number.")
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise UserError(f"{VARIABLE} is {text!r:.40}; it takes a seed, a whole number of at most 18 digits.")
     return int(text)
 
 

@@ -16,7 +16,7 @@ from ling_prof.errors import UserError
 from optim.sglang import processes, proof, selection, weights
 from optim.sglang.protocol import QUIT
 
-START_S, ANSWER_S = 900.0, 300.0
+START_S, ANSWER_S, LAST_S = 900.0, 300.0, 5.0
 PROGRAMS = {  # by kind of configuration; alike in what they are asked and answer
     "server": (sys.executable, "-m", "optim.sglang.worker"),
     "engine": (sys.executable, "-m", "optim.sglang.engine"),
@@ -58,14 +58,14 @@ class Setup:
 
 
 class Process:
-    """One configuration in its process; `label` names it in files and sentences.
+    """One configuration in its process; `label` names its files.
 
     Raises UserError, with the last that its log says, where the process ends or does not answer in time. One that does
     not is closed: a late answer would be taken for the next.
     """
 
     def __init__(self, setup: Setup, label: str, chosen: selection.Selection):
-        self.label, self.log = label, setup.folder / f"{label}.log"
+        self.log = setup.folder / f"{label}.log"
         self.name, self.rest = NAMES[setup.kind], b""
         self.proof = setup.folder / f"proof-{label}.json"
         for old in proof.files(self.proof):
@@ -115,7 +115,7 @@ class Process:
     def _answer(self, fault: str, seconds: float) -> dict[str, Any]:
         answer = json.loads(self._line(fault, seconds))
         if "error" in answer:
-            raise UserError(f"{self.label}: {answer['error']}")
+            raise UserError(answer["error"])
         return answer
 
     def _line(self, fault: str, seconds: float) -> bytes:
@@ -126,6 +126,8 @@ class Process:
                 self.close()
                 raise late
             if not (more := os.read(stream, 1 << 16)):
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(LAST_S)  # what it says last comes after its answers have ended
                 raise self._fault(fault)
             self.rest += more
         line, _, self.rest = self.rest.partition(b"\n")
@@ -133,7 +135,7 @@ class Process:
 
     def _fault(self, what: str) -> UserError:
         said = processes.last(self.log)
-        return UserError(f"{self.label}: {self.name} {what}: {said}; its log is {self.log.name}.")
+        return UserError(f"{self.name} {what}: {said}; its log is {self.log.name}.")
 
 
 def close(workers: Collection[Process]) -> None:

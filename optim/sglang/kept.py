@@ -1,0 +1,44 @@
+"""What an ablation of SGLang keeps in its store, kind by kind: the shapes it is read by."""
+
+from typing import Annotated, Any, TypedDict
+
+from msgspec import Meta
+
+from optim.sglang.proof import Proof
+
+Ns = Annotated[float, Meta(ge=1e3, lt=1e12)]
+Accepted = Annotated[float, Meta(ge=1e-3, lt=1e3)]
+Tokens = Annotated[list[int], Meta(min_length=1)]
+
+
+class Begun(TypedDict):
+    """What the first server ran on, and when."""
+
+    date: str
+    code: str
+    hardware: list[str] | None
+    driver: str | None
+    cuda: str | None
+    torch: str | None
+    triton: str | None
+    python: str | None
+    clocks: dict[str, float | None]
+    versions: dict[str, str | None]
+    server: dict[str, Any]
+
+
+class Visit(TypedDict):
+    """A request that was timed. ns: a token; accept_length: tokens a step."""
+
+    ns: Ns
+    accept_length: Accepted
+    ttft_ms: Annotated[float, Meta(ge=0)]
+
+
+SHAPES: dict[str, Any] = {
+    "begun": Begun,
+    "proof": Annotated[list[Proof], Meta(min_length=1)],
+    "text": Annotated[list[Tokens], Meta(min_length=2, max_length=2)],  # greedy, and after a sampled request
+    "visit": Visit,
+    "trace": str,
+}
