@@ -463,7 +463,8 @@ def test_a_signal_ends_the_server_and_leaves_no_log(launchable, monkeypatch, tmp
     with pytest.raises(UserError, match="no server answers"):
         client.connect(server.url)
     assert not list(tmp_path.glob("ling-prof-sglang-*"))
-    assert (signal.getsignal(signal.SIGTERM), len(os.listdir("/proc/self/fd"))) == (before, opened)
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert len(os.listdir("/proc/self/fd")) <= opened  # another test's may be collected meanwhile
 
 
 def test_a_server_that_never_serves_is_given_up(launchable, monkeypatch):
