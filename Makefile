@@ -8,7 +8,7 @@ demo: $(VENV)/installed ## report on a bundled H200 recording
 	$(BIN)/ling-prof demo
 
 test: $(VENV)/installed-dev lint ## linter, types and every test
-	$(BIN)/python -m pytest -n auto --durations=5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --durations=5 # a worker has a core
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
