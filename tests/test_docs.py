@@ -109,7 +109,11 @@ def test_the_figures_of_sglang_are_those_of_the_results():
     assert f"PDL gives SGLang {more}" in readme
     server, engine = (row["tpot_ms"] for row in ablated("engine-vs-sglang")["rows"])
     assert f"SGLang takes {server:.3f} ms a token, the engine {engine:.3f} ms, {engine / server:.3f} of it" in readme
-    (pin,) = ablated("flash12-nextn-ablation")["attribution"]
+    of = ablated("flash12-nextn-ablation")
+    (pin,) = of["attribution"]
+    step = pin["gain_us"] * of["rows"][0]["accept_length"]
+    assert f"measured are {step:.1f} us" in page
+    assert f"{-step:.1f} us a step less than nothing" in " ".join((DOCS / "predictions.md").read_text().split())
     assert f"{-pin['gain_us']:.1f} us a token less than nothing ({pin['low']:.1f} to {pin['high']:.1f} us)" in page
 
 
