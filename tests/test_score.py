@@ -104,10 +104,10 @@ def renamed(ablation, count: int, **names: str):
 
 def test_what_cannot_be_predicted_is_named_and_the_rest_scored(ablation):
     whole = score(first(ablation, 3), TRACE)["rows"]
-    found = score(renamed(ablation, 3, pdl="grouped_topk+bf16_head"), TRACE)
+    found = score(renamed(ablation, 3, pdl="mla_splits+bf16_head"), TRACE)
     assert found["rows"] == whole[:2]
-    assert (found["unpredicted"], found["total"]) == (["grouped_topk+bf16_head"], None)
-    assert "grouped_topk+bf16_head cannot be predicted" in table(found)
+    assert (found["unpredicted"], found["total"]) == (["mla_splits+bf16_head"], None)
+    assert "mla_splits+bf16_head cannot be predicted" in table(found)
 
 
 def test_where_nothing_can_be_predicted_it_is_one_sentence():

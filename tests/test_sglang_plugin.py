@@ -19,6 +19,7 @@ from ling_prof import UserError  # noqa: E402
 from optim.engine.config import TINY  # noqa: E402
 from optim.engine.graph import Edge  # noqa: E402
 from optim.engine.hf_config import read_config  # noqa: E402
+from optim.kernels import launch  # noqa: E402
 from optim.sglang import configs, inside, plugin, proof, registry, selection, weights  # noqa: E402
 from optim.sglang.inside import Rank  # noqa: E402
 from optim.sglang.patch import everywhere, exchanged  # noqa: E402
@@ -26,6 +27,7 @@ from optim.sglang.registry import NotThere, State, passes  # noqa: E402
 
 BAILING = "sglang.srt.models.bailing_moe_v3"
 FUSED = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
+LINEAR = "sglang.srt.layers.quantization.unquant"
 ALIGN = "sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size"
 
 
@@ -116,6 +118,7 @@ def sglang(modules, monkeypatch):
         "sglang.srt.layers.attention.linear.kda_backend", KDAAttnBackend=type("K", (), {"needs_cpu_seq_lens": False})
     )
     install("sglang.srt.layers.attention.triton_backend", _mla_decode_kv_splits_cap=lambda *_: 256)
+    install(LINEAR, UnquantizedLinearMethod=type("UnquantizedLinearMethod", (), {"apply": lambda *_: "usual"}))
     install(BAILING, BailingMoEGate=type("BailingMoEGate", (), {"__init__": gate}), ParallelLMHead=dict)
     install("sglang.srt.model_loader.loader", initialize_dummy_weights=lambda model: None)
     monkeypatch.setattr(proof, "version", lambda: registry.WRITTEN_FOR)
@@ -238,6 +241,32 @@ def test_a_change_is_made_and_undone(sglang, name, usual, changed):
     with plugin.applied({name: not module.default}):
         assert seen(name) == changed
     assert seen(name) == usual
+
+
+def test_only_a_single_token_is_projected_by_rows(sglang, monkeypatch):
+    module, dice = passes()["splitk_gemv"], torch.Generator().manual_seed(0)
+    monkeypatch.setattr(module, "DEVICE", "cpu")
+    monkeypatch.setattr(launch, "chained", 0)
+    weight, x = (torch.randn(*size, generator=dice).bfloat16() for size in ((40, 64), (1, 64)))
+    layer, method = SimpleNamespace(weight=weight), sys.modules[LINEAR].UnquantizedLinearMethod()
+    with plugin.applied({"pdl": False, "splitk_gemv": True}):
+        found = method.apply(layer, x[None])
+        others = (torch.cat([x, x]), x.float(), torch.cat([x, x], 1)[:, ::2])
+        assert [method.apply(layer, other) for other in others] == ["usual"] * 3
+        assert method.apply(layer, x, torch.zeros(40)) == "usual"
+    assert method.apply(layer, x) == "usual"
+    assert found.shape == (1, 1, 40)
+    torch.testing.assert_close(found[0].float(), x.float() @ weight.float().T, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(("on", "how"), [(True, launch.WAITS), (False, 0)])
+def test_products_by_rows_are_chained_as_sglang_chains_its_own(sglang, monkeypatch, on, how):
+    monkeypatch.setattr(passes()["splitk_gemv"], "DEVICE", "cpu")
+    monkeypatch.setattr(launch, "chained", how ^ launch.WAITS)
+    monkeypatch.setattr("optim.kernels.linear.gemv.linear", lambda x, weight: torch.full((1, 2), launch.chained))
+    layer, x = SimpleNamespace(weight=torch.ones(2, 8).bfloat16()), torch.ones(1, 8).bfloat16()
+    with plugin.applied({"pdl": on, "splitk_gemv": True}):
+        assert sys.modules[LINEAR].UnquantizedLinearMethod().apply(layer, x).tolist() == [[how, how]]
 
 
 def test_what_sglang_lacks_is_named(sglang):
@@ -449,6 +478,9 @@ def test_the_other_passes_show_in_the_worker():
     model = torch.nn.ModuleList([gate, experts])
     assert state("bf16_gate", model=model) == (True, "1 routers are torch.bfloat16")
     assert state("swiglu_epilogue", model=model)[0] is True
+    said = "the captured graphs launch 3 products by rows, 1 of cuBLAS"
+    assert state("splitk_gemv", kernels={"gemv_kernel": 2, "gemv_split_kernel": 1, "nvjet_x": 1}) == (True, said)
+    assert state("splitk_gemv", kernels={"nvjet_x": 1})[0] is False
     splits = SimpleNamespace(full_attn_backend=SimpleNamespace(use_mla=True, max_kv_splits=256))
     assert state("mla_splits", attn_backend=splits) == (False, "a context is cut into at most 256 parts")
     glue = SimpleNamespace(disabled=False, _states={1: {"graph": object()}, 2: {"graph": None}})

@@ -14,7 +14,8 @@ and one or more of
     change()                 context manager, in the scheduler's process before the model is built: out of the default
                              state inside, undone after; what was captured meanwhile stays. Raises NotThere
 
-and speculative = True where it acts only while drafts are verified.
+and speculative = True where it acts only while drafts are verified; predict(graph, costs) as in optim.base, where the
+engine has no pass of this name that predicts.
 """
 
 import importlib
