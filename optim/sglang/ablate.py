@@ -244,6 +244,8 @@ class _Report:
             yield f"accept length pinned to {self.plan.pinned}: speed only, the text means nothing and is not judged"
         else:
             yield f"gate: {TOKENS} greedy tokens, and again after {SAMPLED} sampled ones, on one prompt"
+            if positions := {verdict.figures["positions"] for verdict in self.verdicts.values()} - {None}:
+                yield f"gate of rounding passes: their logits at {max(positions)} positions of the text without passes"
         if len(self.rounds) < self.plan.sample:
             yield f"{len(self.rounds)} of {self.plan.sample} rounds are complete, which count"
         if off := [name for name in self.plan.selection(()) if passes()[name].default]:

@@ -4,7 +4,7 @@ The baseline's logits stay in the folder while a distance is missing, so that se
 of another server are compared and deleted at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +46,7 @@ class Distances:
 
     plan: Plan
     store: Store
+    say: Callable[[str], None] = lambda _: None
 
     @cached_property
     def declared(self) -> list[Player]:
@@ -97,6 +98,7 @@ class Distances:
             if not one:
                 made.replace(self._baseline)
         self.store.replace("distance", labelled(one), found)
+        self.say(f"{labelled(one)}: its logits are {'compared' if one else 'kept'}")
 
     @contextmanager
     def _forced(self, worker: Process, text: list[int]) -> Iterator[Path]:

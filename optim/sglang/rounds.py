@@ -1,4 +1,4 @@
-"""Runs the configurations of a plan and keeps what is finished: proofs, texts, times and recordings.
+"""Runs the configurations of a plan and keeps what is finished: proofs, texts, distances, times and recordings.
 
 Those that are alive together are measured in rounds: in each, every one serves the same request, in an order drawn
 anew, the baseline and all on twice. What was kept before is not run again.
@@ -48,7 +48,7 @@ class Rounds:
     voids: set[Player] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.distances = Distances(self.plan, self.store)
+        self.distances = Distances(self.plan, self.store, self.say)
 
     def run(self) -> None:
         """A configuration that does not run is left out, and said. Raises Elsewhere."""

@@ -78,7 +78,7 @@ class ServerSession:
         try:
             self.engine.collective_rpc(FORCED, **how)
         except AssertionError as fault:  # which is how SGLang says it
-            raise UserError(f"SGLang decoded no given text: {fault}.") from None
+            raise UserError(f"SGLang decoded no given text: {str(fault).rstrip('.')}.") from None
 
     def trace(self, folder: str, isl: int, steps: int, seed: int = 0) -> dict[str, Any]:
         """Records `steps` decode steps of a request into `folder` -> the file."""
