@@ -15,6 +15,7 @@ import torch
 
 from ling_prof.errors import UserError
 from optim import base
+from optim.distance import NOT_FINITE, divergence, within
 from optim.engine.generate import Engine
 from optim.engine.sample import GREEDY, Sampling
 from optim.witness import MOST_HALF, MOST_TWIN, STEPS, Halves, Twin
@@ -23,8 +24,6 @@ TOKENS = 256
 POSITIONS = 1024
 SAMPLED = 32  # tokens of the request in between
 ROWS = 64  # positions compared at once
-MOST_KL_MEAN = 0.1  # nats. Random weights have nearly flat logits: bf16 moved them by 4.6e-3 on an H200,
-LEAST_TOP1 = 0.5  # where 80 % of the likeliest tokens stayed
 
 
 @dataclass(frozen=True)
@@ -139,15 +138,12 @@ class Gate:
     def _rounding(self, names: tuple[str, ...]) -> Verdict:
         kl, agrees, wrong = self._distances()
         if not kl.isfinite().all():
-            return Verdict(names, "the logits are not finite", False, self.tokens, positions=self.positions)
+            return Verdict(names, NOT_FINITE, False, self.tokens, positions=self.positions)
         if wrong.any():
             said = f"token {int(wrong.int().argmax()) + 1} of a text it is given is not the likeliest by its own logits"
             return Verdict(names, said, False, self.tokens, positions=self.positions)
         agreement, mean, most = agrees.double().mean().item(), kl.mean().item(), kl.max().item()
-        said = f"top-1 equal at {100 * agreement:.2f} % of {self.positions} positions, KL {mean:.1e}"
-        near = agreement >= LEAST_TOP1 and mean <= MOST_KL_MEAN
-        bounds = f"too far from the engine without passes (at least {100 * LEAST_TOP1:g} %, at most {MOST_KL_MEAN:g})"
-        said = f"rounding, declared: {said}" if near else f"{said}: {bounds}"
+        near, said = within(agreement, mean, self.positions, "the engine")
         return Verdict(names, said, near, self.tokens, None, agreement, mean, most, self.positions)
 
     def _witnessed(self, found: Verdict) -> Verdict:
@@ -221,9 +217,3 @@ def decode(engine: Engine, prompt: list[int], tokens: int, sampling: Sampling = 
 def first_difference(found: list[int], expected: list[int]) -> int | None:
     """The first index at which they differ, up to the shorter one's end."""
     return next((i for i, (x, y) in enumerate(zip(found, expected, strict=False)) if x != y), None)
-
-
-def divergence(expected: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (N, vocab) fp32 each -> KL(expected || found) (N) fp64, and whether the largest is the same one (N)."""
-    p, q = (logits.double().log_softmax(-1) for logits in (expected, found))
-    return (p.exp() * (p - q)).sum(-1).clamp(min=0), expected.argmax(-1) == found.argmax(-1)

@@ -3,8 +3,8 @@
 FAKE in the environment is JSON: base (ns a token), gains (by pass), trace (a recording), and passes that, when on, stop
 the start (void), change a token (changes), do so after a sampled request (leaks), or end the process at a measured
 request (dies; after: how many are served before); lies is one whose proof is wrong; with never, the server without
-passes does not start; facts: what it says of itself beside the usual; slow: s that a
-start takes.
+passes does not start; facts: what it says of itself beside the usual; slow: s that a start takes; logits: by pass what
+they are: "near", "far", "nan", or a fault in its own words ("none": without passes; all: "exact").
 """
 
 import json
@@ -13,6 +13,8 @@ import shutil
 import sys
 import time
 from pathlib import Path
+
+import numpy as np
 
 from optim.sglang import engine, proof, selection
 from optim.sglang.registry import passes
@@ -58,6 +60,20 @@ def generate(isl: int, osl: int, seed: int = 0, temperature: float = 0.0) -> dic
     return {"tokens": tokens, "ttft_ms": 1.0, "ends_ns": ends, "sizes": [1] * osl, "accept_length": 1.0}
 
 
+def logits(isl: int, text: list[int], file: str, seed: int = 0) -> dict:
+    """Flat but for the token, and for what the passes that are on move."""
+    how = [FAKE.get("logits", {}).get(name, "exact") for name in ON or ["none"]]
+    if faults := [one for one in how if one not in ("exact", "near", "far", "nan")]:
+        return {"error": faults[0]}
+    rows = np.zeros((len(text), 1000), np.float32)
+    rows[range(len(text)), text] = 5
+    for one in how:
+        move = {"exact": 0, "near": 3, "far": 9, "nan": np.nan}[one]
+        rows[:, 999] += np.float32(move)
+    np.save(file, rows)
+    return {}
+
+
 def trace(folder: str, isl: int, steps: int) -> dict:
     made = Path(folder) / f"{os.getpid()}-TP-0.trace.json.gz"
     shutil.copy(FAKE["trace"], made)
@@ -92,4 +108,4 @@ for line in sys.stdin:
         prove()
         say({})
     else:
-        say({"generate": generate, "trace": trace}[name](**asked))
+        say({"generate": generate, "logits": logits, "trace": trace}[name](**asked))

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from optim import base, gate, kernels, witness  # noqa: E402
+from optim import base, distance, gate, kernels, witness  # noqa: E402
 from optim.engine import compose, weights  # noqa: E402
 from optim.engine.config import FLASH, NANO, TINY  # noqa: E402
 from optim.engine.generate import Engine  # noqa: E402
@@ -283,8 +283,8 @@ def long_gate():
 def test_what_is_wrong_does_not_pass_for_rounding(made_passes, long_gate, name):
     """Both witnesses see it, where neither KL nor the likeliest token tells."""
     found = long_gate.judge([name])
-    assert found.kl_mean <= gate.MOST_KL_MEAN
-    assert found.top1_agreement >= gate.LEAST_TOP1
+    assert found.kl_mean <= distance.MOST_KL_MEAN
+    assert found.top1_agreement >= distance.LEAST_TOP1
     assert found.twin_error > 100 * MOST_TWIN
     assert found.half_error > 2 * MOST_HALF
     assert not found.ok
@@ -408,7 +408,7 @@ def test_lengths_are_lowered_to_the_room_there_is(engine):
 def test_divergence_by_hand():
     """p = (1/2, 1/2), q = (1/4, 3/4): KL is log(2 / sqrt 3)."""
     p, q = torch.zeros(1, 2), torch.tensor([[0.25, 0.75]]).log()
-    kl, agrees = gate.divergence(torch.cat([p, q]), torch.cat([q, q]))
+    kl, agrees = distance.divergence(torch.cat([p, q]), torch.cat([q, q]))
     assert kl.tolist() == pytest.approx([0.143841, 0], abs=1e-6)
     assert agrees.tolist() == [False, True]
 

@@ -21,6 +21,7 @@ from optim.engine.graph import Edge  # noqa: E402
 from optim.engine.hf_config import read_config  # noqa: E402
 from optim.kernels import launch  # noqa: E402
 from optim.sglang import configs, inside, plugin, proof, registry, selection, weights  # noqa: E402
+from optim.sglang.forced import FORCED  # noqa: E402
 from optim.sglang.inside import Rank  # noqa: E402
 from optim.sglang.patch import everywhere, exchanged  # noqa: E402
 from optim.sglang.registry import NotThere, State, passes  # noqa: E402
@@ -318,8 +319,8 @@ def test_another_version_is_warned_about(sglang, environment, monkeypatch, caplo
     assert "written for SGLang 0.5.19; this is 0.6.0" in caplog.text
 
 
-def hooked(sglang, environment, monkeypatch, tmp_path, text):
-    """Starts the plugin, then a scheduler as its hooks do -> the scheduler, made on rank 1."""
+def hooked(sglang, environment, monkeypatch, tmp_path, text, tp_rank=1):
+    """Starts the plugin, then a scheduler as its hooks do -> the scheduler, made on this rank."""
     environment(LING_OPTIM=text, LING_OPTIM_PROOF=str(tmp_path / "proof.json"))
     monkeypatch.setattr(plugin, "_lasting", plugin.ExitStack())
     plugin.start()
@@ -328,10 +329,18 @@ def hooked(sglang, environment, monkeypatch, tmp_path, text):
     if "ServerArgs" in hooks:
         hooks["ServerArgs"](arguments)
     try:
-        hooks["Scheduler"](Scheduler.__init__, made, arguments, tp_rank=1, dp_rank=None)
+        hooks["Scheduler"](Scheduler.__init__, made, arguments, tp_rank=tp_rank, dp_rank=None)
     finally:
         plugin._lasting.close()
     return made
+
+
+@pytest.mark.parametrize("tp_rank", [0, 1])
+def test_the_first_rank_leaves_the_logits_of_a_forced_text(sglang, environment, monkeypatch, tmp_path, tp_rank):
+    force = getattr(hooked(sglang, environment, monkeypatch, tmp_path, "-overlap", tp_rank), FORCED)
+    with pytest.raises(UserError, match="no text is forced"):
+        force()
+    assert force.writes == (tp_rank == 0)
 
 
 def test_each_rank_proves_what_is_on(sglang, environment, monkeypatch, tmp_path, caplog):

@@ -67,7 +67,7 @@ def test_what_goes_wrong_is_answered_and_the_next_command_served():
         {"do": "proof"},
     )
     assert found[0] == {"error": "SGLang gave 6 of 9 tokens."}
-    assert found[1] == {"error": "no command dance; there are generate, trace, proof, facts."}
+    assert found[1] == {"error": "no command dance; there are generate, logits, trace, proof, facts."}
     assert found[2]["error"].startswith("TypeError: ")
     assert (found[3:], proved) == ([{}], [1])
 

@@ -21,10 +21,10 @@ from ling_prof.server_info import decoding_of, lock_of
 from optim import designs
 from optim.designs import Player, label
 from optim.options import check_folder, make_folder
-from optim.sglang import engine, proof
+from optim.sglang import engine
+from optim.sglang.judge import Judge, Verdict
 from optim.sglang.kept import SHAPES, Begun, Visit
 from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled, modules_of
-from optim.sglang.proof import Proof
 from optim.sglang.registry import passes
 from optim.sglang.rounds import AGAIN, ALL_AGAIN, Rounds, Say, rungs_of
 from optim.store import Store
@@ -33,9 +33,7 @@ REPORT, STORE = "ablation.json", "ablation.sqlite"
 KEYED = ("model", "passes", "design", "isl", "osl", "alive", "starts", "seed")
 UNPREDICTED = dict.fromkeys(("predicted_us", "predicted_low", "predicted_high"))
 NO_GAIN = dict.fromkeys(("gain_us", "gain_pct", "low", "high", "error_us"))
-NOT_JUDGED = dict.fromkeys(("first_difference", "top1_agreement", "kl_mean", "kl_max", "positions"))
 TIMES = ("tpot_ms", "low", "high")
-PINNED = "not judged: the accept length is pinned"
 
 
 def measured(plan: Plan, say: Say = lambda _: None) -> Ablation:
@@ -53,8 +51,8 @@ def measured(plan: Plan, say: Say = lambda _: None) -> Ablation:
             Rounds(plan, store, say).run()
         report = _Report(plan, store)
         if not report.rounds:
-            ok, verdict = report.verdicts[()]
-            why = "run again to go on" if ok else f"without passes: {verdict}"
+            verdict = report.verdicts[()]
+            why = "run again to go on" if verdict.ok else f"without passes: {verdict.said}"
             raise UserError(f"{plan.folder}: no round is complete ({why}); nothing can be said.")
         return _checked(report.made(), plan)
 
@@ -137,14 +135,18 @@ class _Report:
         return {pair: kept for pair in pairs if (kept := self.store.get("visit", "{}/{}".format(*pair))) is not None}
 
     @cached_property
-    def verdicts(self) -> dict[Player, tuple[bool, str]]:
+    def verdicts(self) -> dict[Player, Verdict]:
         """Whether a combination may show its speed, and why."""
-        return {one: self._verdict(one) for one in self.combinations}
+        judge = Judge(self.plan, self.store, self._was_measured)
+        return {one: judge.verdict(one) for one in self.combinations}
+
+    def _was_measured(self, one: Player) -> bool:
+        return any((number, labelled(one)) in self.visits for number in range(self.plan.sample))
 
     @cached_property
     def failed(self) -> set[int]:
         """Combinations, by index, without a time."""
-        return {i for i, one in enumerate(self.combinations) if not self.verdicts[one][0]}
+        return {i for i, one in enumerate(self.combinations) if not self.verdicts[one].ok}
 
     @cached_property
     def rounds(self) -> list[int]:
@@ -173,58 +175,21 @@ class _Report:
     def _accept_length(self, one: Player) -> float:
         return float(np.mean([self.visits[number, labelled(one)]["accept_length"] for number in self.rounds]))
 
-    def _verdict(self, one: Player) -> tuple[bool, str]:
-        if why := self.store.get("void", labelled(one)):
-            return False, why
-        texts = self.store.get("text", labelled(one))
-        if texts is None or not any((number, labelled(one)) in self.visits for number in range(self.plan.sample)):
-            return False, "it was not measured"
-        if faults := [fault for proven in self._proofs(one) for fault in proof.faults(proven)]:
-            return False, faults[0]
-        if len({*map(len, texts)}) > 1:
-            raise self.store.damaged("text", labelled(one))
-        return (True, PINNED) if self.plan.pinned else self._judged(one, *texts)
-
-    def _proofs(self, one: Player) -> list[Proof]:
-        """Of all ranks. Raises UserError where one says nothing of a pass that is on."""
-        proofs = self._kept("proof", labelled(one))
-        if any({*one} - {row["pass"] for row in proven["passes"]} for proven in proofs):
-            raise self.store.damaged("proof", labelled(one))
-        return proofs
-
-    def _judged(self, one: Player, first: list[int], again: list[int]) -> tuple[bool, str]:
-        """By its tokens before a sampled request, and after."""
-        if (at := first_difference(first, again)) is not None:
-            return False, f"token {at} is {again[at]} after a sampled request, {first[at]} before it"
-        if engine.NAME in one:
-            equal = f"{len(first)} tokens equal again after a sampled request"
-            return True, f"another program, with weights of its own: {equal}"
-        return self._compared(one, first)
-
-    def _compared(self, one: Player, text: list[int]) -> tuple[bool, str]:
-        """Exact passes must keep the tokens of the smallest combination that rounds alike, which is declared."""
-        beside = min((other for other in self.combinations if _rounding(other) == _rounding(one)), key=len)
-        declared = beside == one != ()
-        reference = () if declared else beside
-        if (expected := self.store.get("text", labelled(reference))) is None:
-            return False, f"its tokens cannot be compared: {labelled(reference)} gave none"
-        at = first_difference(text, expected[0])
-        if declared:
-            kept = "all tokens are" if at is None else f"the first {at} tokens are"
-            return True, f"not judged: rounding is declared; {kept} those without the passes"
-        if at is not None:
-            return False, f"token {at} is {text[at]}, with {labelled(beside)} alone {expected[0][at]}"
-        return True, f"{len(text)} tokens equal, again after a sampled request"
-
     def _gate(self, one: Player) -> Any:
-        ok, verdict = self.verdicts[one]
+        ok, said, figures = self.verdicts[one]
         tokens = None if self.plan.pinned else TOKENS
-        return {"passes": list(one), "verdict": verdict, "ok": ok, "tokens": tokens, **NOT_JUDGED}
+        return {"passes": list(one), "verdict": said, "ok": ok, "tokens": tokens, **figures}
 
     def _row(self, one: Player, tpot: dict[str, Any]) -> Any:
         accepted = None if tpot["tpot_ms"] is None else self._accept_length(one)
         step = None if accepted is None else tpot["tpot_ms"] * accepted
-        return {"passes": list(one), **tpot, "step_ms": step, "accept_length": accepted, "gate": self.verdicts[one][1]}
+        return {
+            "passes": list(one),
+            **tpot,
+            "step_ms": step,
+            "accept_length": accepted,
+            "gate": self.verdicts[one].said,
+        }
 
     def _attribution(self, gains: list[dict[str, Any]]) -> Any:
         """Each player with the verdict and the proof of the smallest combination that has it."""
@@ -232,7 +197,7 @@ class _Report:
         for gain, player in zip(gains, self.plan.design_made.players, strict=True):
             with_it = next(one for one in sorted(self.combinations, key=len) if {*player} <= {*one})
             exact = all(module.exact for module in modules_of(player).values())
-            more = {"exact": exact, "gate": self.verdicts[with_it][1], "took_effect": self._evidence(player, with_it)}
+            more = {"exact": exact, "gate": self.verdicts[with_it].said, "took_effect": self._evidence(player, with_it)}
             rows.append({**NO_GAIN, **gain, **UNPREDICTED, **more})
         return rows
 
@@ -279,6 +244,8 @@ class _Report:
             yield f"accept length pinned to {self.plan.pinned}: speed only, the text means nothing and is not judged"
         else:
             yield f"gate: {TOKENS} greedy tokens, and again after {SAMPLED} sampled ones, on one prompt"
+            if positions := {verdict.figures["positions"] for verdict in self.verdicts.values()} - {None}:
+                yield f"gate of rounding passes: their logits at {max(positions)} positions of the text without passes"
         if len(self.rounds) < self.plan.sample:
             yield f"{len(self.rounds)} of {self.plan.sample} rounds are complete, which count"
         if off := [name for name in self.plan.selection(()) if passes()[name].default]:
@@ -289,15 +256,6 @@ class _Report:
         if self.plan.drifts:
             alive = f"{self.plan.alive} of {len(self.combinations)} configurations alive at a time"
             yield f"{alive}: what drifts between groups is not shared, and pairs are of one start"
-
-
-def _rounding(one: Player) -> Player:
-    """Those of its passes that change rounding."""
-    return tuple(name for name, module in modules_of(one).items() if not module.exact)
-
-
-def first_difference(found: list[int], expected: list[int]) -> int | None:
-    return next((i for i, (x, y) in enumerate(zip(found, expected, strict=False)) if x != y), None)
 
 
 def _tpot(row: Any) -> Any:

@@ -35,10 +35,22 @@ class Visit(TypedDict):
     ttft_ms: Annotated[float, Meta(ge=0)]
 
 
+class Distance(TypedDict):
+    """How far logits are from those without passes (optim.sglang.distances); no figures where they are not finite."""
+
+    finite: bool
+    positions: Annotated[int, Meta(ge=1)]
+    top1_agreement: Annotated[float, Meta(ge=0, le=1)] | None
+    kl_mean: Annotated[float, Meta(ge=0, lt=1e18)] | None
+    kl_max: Annotated[float, Meta(ge=0, lt=1e18)] | None
+
+
 SHAPES: dict[str, Any] = {
     "begun": Begun,
     "proof": Annotated[list[Proof], Meta(min_length=1)],
     "text": Annotated[list[Tokens], Meta(min_length=2, max_length=2)],  # greedy, and after a sampled request
+    "distance": Distance,
+    "unjudged": str,  # why there is no distance
     "visit": Visit,
     "trace": str,
 }

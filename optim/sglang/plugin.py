@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from ling_prof.errors import UserError
 from optim.sglang import patch, proof, selection, weights
+from optim.sglang.forced import FORCED, Forced
 from optim.sglang.inside import Rank, kept_graphs
 from optim.sglang.registry import WRITTEN_FOR, NotThere, named
 from optim.sglang.selection import Selection
@@ -76,6 +77,7 @@ def _scheduler(asked: Selection, init: Callable[..., None], scheduler: Any, *arg
         init(scheduler, *args, **more)
     prove = partial(_prove, scheduler, rank, asked)
     setattr(scheduler, CALLED, prove)
+    setattr(scheduler, FORCED, Forced(Rank(scheduler).runner, rank == "TP-0"))
     prove()
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from ling_prof.errors import UserError
 
-COMMANDS = ("generate", "trace", "proof", "facts")
+COMMANDS = ("generate", "logits", "trace", "proof", "facts")
 QUIT = "quit"
 VOCABULARY = 1000, 100_000  # ids of a prompt
 

@@ -1,4 +1,4 @@
-"""Runs the configurations of a plan and keeps what is finished: proofs, texts, times and recordings.
+"""Runs the configurations of a plan and keeps what is finished: proofs, texts, distances, times and recordings.
 
 Those that are alive together are measured in rounds: in each, every one serves the same request, in an order drawn
 anew, the baseline and all on twice. What was kept before is not run again.
@@ -21,6 +21,7 @@ from ling_prof.errors import UserError
 from optim.designs import Player, label
 from optim.options import make_folder
 from optim.sglang import configs, engine, processes, proof
+from optim.sglang.distances import Distances
 from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled
 from optim.sglang.workers import START_S, Process, Setup, close
 from optim.store import ELSEWHERE, Store, code
@@ -46,19 +47,29 @@ class Rounds:
     began: float = field(default_factory=time.monotonic)
     voids: set[Player] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.distances = Distances(self.plan, self.store, self.say)
+
     def run(self) -> None:
         """A configuration that does not run is left out, and said. Raises Elsewhere."""
+        self.distances.tidy()
         for start in range(self.plan.starts):
-            combinations = [*self.plan.design_made.combinations]
-            random.Random(f"{self.plan.seed} {start}").shuffle(combinations)
-            combinations.sort(key=lambda one: one not in self._ends)  # these first: they are the pilots
+            combinations = self._ordered(start)
             size = self.plan.alive or len(combinations)
             for first in range(0, len(combinations), size):
                 group = [one for one in combinations[first : first + size] if not self.failed(one)]
                 if any(self._lacks(start, one) for one in group) and not self._over:
                     self._group(start, group)
+        self.distances.tidy()
         if self._over:
             self.say("the minutes are over: nothing more is begun")
+
+    def _ordered(self, start: int) -> list[Player]:
+        """All in an order drawn anew, but pilots first, and first of all a baseline that others are compared with."""
+        combinations = [*self.plan.design_made.combinations]
+        random.Random(f"{self.plan.seed} {start}").shuffle(combinations)
+        needed = bool(self.distances.missing)
+        return sorted(combinations, key=lambda one: (one not in self._ends, needed and one != ()))
 
     def failed(self, combination: Player) -> bool:
         """Whether it does not run; another run tries it again."""
@@ -89,14 +100,16 @@ class Rounds:
         return [labelled(combination), *twice]
 
     def _lacks(self, start: int, combination: Player) -> bool:
-        """Whether a visit is missing, or its last run ended badly."""
+        """Whether a visit or a distance is missing, or its last run ended badly."""
         visits = [f"{number}/{name}" for number in self._numbers(start) for name in self._visits(combination)]
         missing = any(self.store.get("visit", visit) is None for visit in visits)
+        missing = missing or self.distances.lacks(combination)
         return missing or bool(self.store.get("void", labelled(combination)))
 
     def _group(self, start: int, group: list[Player]) -> None:
         with self._workers(group) as workers:
             self._each(workers, self._judge)
+            self._each(workers, self.distances.keep, fatal=False)
             for number in self._numbers(start):
                 if not self._over:
                     self._round(number, workers)

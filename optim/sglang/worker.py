@@ -14,6 +14,7 @@ from typing import Any
 from ling_prof.errors import UserError
 from ling_prof.server_info import accept_length
 from optim.sglang import machine
+from optim.sglang.forced import FORCED
 from optim.sglang.protocol import prompt, quiet, say, serve
 from optim.sglang.record import is_whole
 
@@ -55,6 +56,29 @@ class ServerSession:
             raise UserError(f"SGLang gave {len(tokens)} of {osl} tokens.")
         times = {"ttft_ms": ends[0] / 1e6, "ends_ns": ends, "sizes": sizes}
         return {"tokens": tokens, **times, "accept_length": accept_length(osl, meta) or 1.0}
+
+    def logits(self, isl: int, text: list[int], file: str, seed: int = 0) -> dict[str, Any]:
+        """Has a request decode `text` -> `file`, .npy (len(text), vocab) fp32: the logits each token was chosen by.
+
+        Raises UserError, and leaves no file, where SGLang decodes something else.
+        """
+        self._force(text=json.dumps(text), file=file)
+        try:
+            tokens = self.generate(isl, len(text), seed)["tokens"]
+        finally:
+            self._force()
+        if tokens != text:
+            Path(file).unlink(missing_ok=True)
+            at = next(i for i, (given, came) in enumerate(zip(text, tokens, strict=True)) if given != came)
+            raise UserError(f"SGLang decoded {tokens[at]} at token {at} of a text, which is {text[at]}.")
+        return {}
+
+    def _force(self, **how: str) -> None:
+        """Asks every rank (optim.sglang.forced). Raises UserError where one refuses."""
+        try:
+            self.engine.collective_rpc(FORCED, **how)
+        except AssertionError as fault:  # which is how SGLang says it
+            raise UserError(f"SGLang decoded no given text: {str(fault).rstrip('.')}.") from None
 
     def trace(self, folder: str, isl: int, steps: int, seed: int = 0) -> dict[str, Any]:
         """Records `steps` decode steps of a request into `folder` -> the file."""
