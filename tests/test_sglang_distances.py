@@ -14,6 +14,7 @@ from test_sglang_ablate import asked, fake, of, short  # noqa: F401
 
 from ling_prof import UserError, ablation_report
 from ling_prof.render.ablation import render
+from optim import distance
 from optim.sglang import ablate, distances
 
 NEAR = "rounding, declared: top-1 equal at 100.00 % of 8 positions, KL 1.4e-02"
@@ -288,3 +289,11 @@ def test_a_baseline_whose_rows_are_others_is_not_compared_with(fake, asked):
         "there are no logits without passes (token 0 of the text without passes is not the likeliest by its own logits)"
     )
     assert says == f"not judged: {why}; {TOKENS}"
+
+
+@pytest.mark.parametrize(
+    ("agreement", "kl_mean", "near"), [(0.5, 0.1, True), (0.499, 0.1, False), (0.5, 0.101, False), (1.0, 5.0, False)]
+)
+def test_both_bounds_hold(agreement, kl_mean, near):
+    ok, said = distance.within(agreement, kl_mean, 8, "the server")
+    assert (ok, said.startswith("rounding, declared: "), said.endswith(BOUNDS)) == (near, near, not near)
