@@ -22,13 +22,16 @@ def recordings() -> list[dict[str, Any]]:
 
 
 def every() -> dict[str, dict[str, Any]]:
-    """Those and the rungs of the ladder, by their path from the folder; none where this installation has none."""
+    """Those, the rungs of the ladder and SGLang's, by their path from the folder; none where this installation has
+    none."""
     try:
         rows = {row["file"]: row for row in recordings()}
     except UserError:
         return {}
-    ladder = json.loads((folder() / "ladder/manifest.json").read_text())
-    return rows | {f"ladder/{row['file']}": row for row in ladder}
+    for name in ("ladder", "sglang"):
+        more = json.loads((folder() / name / "manifest.json").read_text())
+        rows |= {f"{name}/{row['file']}": row for row in more}
+    return rows
 
 
 def results() -> list[Path]:

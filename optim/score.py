@@ -28,9 +28,9 @@ def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str
     """Replays the recording of the baseline once for every combination that was measured; gains, low and high in us.
 
     Gains are of a token, as measured: of a step over the baseline's accept length. Players with a pass that does not
-    predict have no row: the others are predicted without them. Raises UserError for an ablation without a time of its
-    baseline or without gains that can be predicted, for a recording that cannot be that of its baseline, and for what
-    `predictor` refuses.
+    predict, and those that find nothing in the recording, have no row: the others are predicted without them. Raises
+    UserError for an ablation without a time of its baseline or without gains that can be predicted, for a recording
+    that cannot be that of its baseline, and for what `predictor` refuses.
     """
     tpot, length = _baseline(ablation)
     players, unpredicted = _players(ablation)
@@ -38,8 +38,12 @@ def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str
     found = predictor(view_of(ling_prof.load(path), options), table)
     _check(found, ablation, path)
     gains = _predicted(found, designs.make(ablation["design"], players, _seed(ablation)), unpredicted, length)
+    unpredicted = [player for player in players if not gains.get(designs.label(player), np.zeros(1)).any()]
+    if unpredicted == players:
+        raise _nothing(players)
     room = found.room / length
-    rows = [_row(row, gains, room, tpot) for row in ablation["attribution"] if row["pass"] in gains]
+    left_out = {*map(designs.label, unpredicted)}
+    rows = [_row(row, gains, room, tpot) for row in ablation["attribution"] if row["pass"] in gains.keys() - left_out]
     return {
         "schema": SCHEMA,
         "trace": str(path),
@@ -72,9 +76,15 @@ def _players(ablation: Ablation) -> tuple[list[Player], list[Player]]:
     if not found:
         raise UserError(f"this ablation holds no gain to score; {REMEDY}.")
     if unpredicted == found:
-        names = ", ".join(map(designs.label, found))
-        raise UserError(f"{names} cannot be predicted; give an ablation of what ling-prof passes lists.")
+        raise _nothing(found)
     return found, unpredicted
+
+
+def _nothing(players: list[Player]) -> UserError:
+    names = ", ".join(map(designs.label, players))
+    return UserError(
+        f"{names} cannot be predicted here; give an ablation of passes that ling-prof whatif --list shows."
+    )
 
 
 def _check(found: Predictor, ablation: Ablation, path: Path) -> None:
@@ -152,12 +162,11 @@ def _statistics(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def filled(ablation: Ablation, scored: dict[str, Any]) -> Ablation:
-    """The ablation with its predicted_* filled in."""
+    """The ablation with its predicted_* filled in, None for what has no row."""
     by_pass = {row["pass"]: row for row in scored["rows"]}
     keys = ("predicted_us", "predicted_low", "predicted_high")
     attribution = [
-        {**row, **{key: by_pass[row["pass"]][key] for key in keys}} if row["pass"] in by_pass else row
-        for row in ablation["attribution"]
+        {**row, **{key: by_pass.get(row["pass"], {}).get(key) for key in keys}} for row in ablation["attribution"]
     ]
     return {**ablation, "attribution": attribution}  # type: ignore[typeddict-item]
 

@@ -66,7 +66,8 @@ def test_every_command_has_help_and_a_line_in_the_readme(generate):
         assert " ".join(said) in " ".join(shown.split()), name
 
 
-OF_SGLANG = [partial(ablation_text, n) for n in ("tiny-sglang-ablation", "engine-vs-sglang", "flash12-nextn-ablation")]
+SHOWN = ("tiny-sglang-ablation", "tiny-sglang-stock-ablation", "engine-vs-sglang", "flash12-nextn-ablation")
+OF_SGLANG = [partial(ablation_text, name) for name in SHOWN]
 
 
 @pytest.mark.parametrize(
@@ -97,24 +98,43 @@ def test_the_figures_beside_it_are_those_of_the_results():
     assert f"the baseline is {times} times that" in page
 
 
+def said_of(path):
+    return " ".join(path.read_text().split())
+
+
+def gain_of(of, name):
+    return next(row for row in of["attribution"] if row["pass"] == name)
+
+
 def test_the_figures_of_sglang_are_those_of_the_results():
-    page, readme = (" ".join(path.read_text().split()) for path in (DOCS / "sglang.md", README))
+    page, readme = said_of(DOCS / "sglang.md"), said_of(README)
     of = ablated("tiny-sglang-ablation")
-    rungs = {row["added"]: row["tpot_ms"] for row in of["ladder"]}
+    rungs, pdl = {row["added"]: row["tpot_ms"] for row in of["ladder"]}, gain_of(of, "pdl")
     off, on = rungs["bf16_head"], rungs["pdl"]
-    pdl = next(row for row in of["attribution"] if row["pass"] == "pdl")
     gain, low, high = (us / on / 10 for us in (pdl["gain_us"], pdl["low"], pdl["high"]))
     more = f"{gain:.1f} % more tokens a second"
     assert f"PDL: {off:.3f} ms without it, {on:.3f} ms with it, {more} ({low:.1f} to {high:.1f})" in page
     assert f"PDL gives SGLang {more}" in readme
     server, engine = (row["tpot_ms"] for row in ablated("engine-vs-sglang")["rows"])
     assert f"SGLang takes {server:.3f} ms a token, the engine {engine:.3f} ms, {engine / server:.3f} of it" in readme
+    stock, full = (ablated("tiny-sglang-stock-ablation")[key]["tpot_ms"] for key in ("baseline", "all_on"))
+    more = f"{100 * (stock / full - 1):.1f} % more tokens a second"
+    assert f"Together {more}" in page
+    assert f"from {stock:.3f} to {full:.3f} ms: {more}" in readme
+
+
+def test_the_figures_of_run_ahead_are_those_of_the_results():
+    page = said_of(DOCS / "sglang.md")
     of = ablated("flash12-nextn-ablation")
-    (pin,) = of["attribution"]
-    step = pin["gain_us"] * of["rows"][0]["accept_length"]
-    assert f"measured are {step:.1f} us" in page
-    assert f"{-step:.1f} us a step less than nothing" in " ".join((DOCS / "predictions.md").read_text().split())
+    (pin,), step = of["attribution"], of["rows"][0]["accept_length"]
+    says = f"A token takes {pin['gain_us']:.1f} us less ({pin['low']:.1f} to {pin['high']:.1f}), "
+    assert f"{says}a step {step * pin['gain_us']:.1f} us" in page
+    band = f"({pin['predicted_low']:.1f} to {pin['predicted_high']:.1f})"
+    assert f"predicted were {pin['predicted_us']:.1f} us a token {band}" in page
+    of = ablated("flash12-nextn-8k-ablation")
+    (pin,), step = of["attribution"], of["rows"][0]["accept_length"]
     assert f"{-pin['gain_us']:.1f} us a token less than nothing ({pin['low']:.1f} to {pin['high']:.1f} us)" in page
+    assert f"{-step * pin['gain_us']:.1f} us a step less than nothing" in said_of(DOCS / "predictions.md")
 
 
 def test_what_is_left_is_what_the_last_rung_shows():

@@ -110,9 +110,21 @@ def test_what_cannot_be_predicted_is_named_and_the_rest_scored(ablation):
     assert "mla_splits+bf16_head cannot be predicted" in table(found)
 
 
+def test_a_pass_that_finds_nothing_has_no_row():
+    """SGLang's routers and head: a replayed graph does not tell which kernels they are."""
+    ablation = ablation_report.load(ROOT / "docs/results/h200-tiny-sglang-ablation.json")
+    found = score(ablation, ROOT / "traces/sglang/tiny-none.json.gz")
+    assert [row["pass"] for row in found["rows"]] == ["moe_align_pairs", "pdl"]
+    assert (found["unpredicted"], found["total"]) == (["bf16_gate", "bf16_head"], None)
+    stale = [{**row, "predicted_us": 1.0} for row in ablation["attribution"]]
+    again = filled({**ablation, "attribution": stale}, found)["attribution"]
+    assert [row["predicted_us"] is None for row in again] == [False, True, True, False]
+    assert again == ablation["attribution"]  # as committed
+
+
 def test_where_nothing_can_be_predicted_it_is_one_sentence():
     said = refused("score", str(ROOT / "docs/results/h200-engine-vs-sglang.json"), str(TRACE))
-    assert "engine cannot be predicted; give an ablation of what ling-prof passes lists." in said
+    assert "engine cannot be predicted here; give an ablation of passes that ling-prof whatif --list shows." in said
 
 
 @pytest.mark.parametrize(

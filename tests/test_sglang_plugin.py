@@ -13,9 +13,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from conftest import BUNDLED  # noqa: E402
 from test_cli import refused  # noqa: E402
 
+import ling_prof  # noqa: E402
 from ling_prof import UserError  # noqa: E402
+from ling_prof.view import Options  # noqa: E402
+from ling_prof.whatif.predict import whatif  # noqa: E402
 from optim.engine.config import TINY  # noqa: E402
 from optim.engine.graph import Edge  # noqa: E402
 from optim.engine.hf_config import read_config  # noqa: E402
@@ -458,6 +462,15 @@ def test_kernels_prove_which_path_was_taken(name, one, other):
     assert state(name, kernels={other: 23})[0] is False
     assert state(name, kernels={"else": 1})[0] is None
     assert "23 times" in state(name, kernels={one: 23}).evidence
+
+
+def test_what_appends_the_shared_expert_goes():
+    """Seven small operations in each of 23 layers; predicted beside measured: docs/sglang.md."""
+    trace = ling_prof.load(BUNDLED / "sglang/tiny-stock.json.gz")
+    found = whatif(trace, ["grouped_topk"], Options(unprofiled_tpot=2_284_100))
+    assert sum(site["count"] for site in found["sites"]) == 7 * 23
+    assert not any("topk" in site["site"] for site in found["sites"])
+    assert whatif(ling_prof.load(BUNDLED / "sglang/tiny-splitk_gemv.json.gz"), ["grouped_topk"])["sites"] == []
 
 
 def test_speculative_passes_have_nothing_to_act_on_without_drafts():

@@ -293,7 +293,7 @@ def test_a_faster_host_is_found_that_gives_the_unprofiled_step():
     assert 0 < found.pace < 1
     assert calibrated(graph, 2 * recorded).pace == 1
     never = Predictor(graph, reckoning(None), 10 * recorded)
-    assert "The replay takes 469.0 us, not the unprofiled 4.690 ms: check that time" in never.basis
+    assert "The replay takes 469.1 us, not the unprofiled 4.690 ms: check that time" in never.basis
     gpu = calibrated(graph, 40 * US)  # the device alone takes longer
     assert (gpu.pace, gpu.step) == (0.0, pytest.approx(40 * US, rel=1e-3))
     assert gpu.stretch < 0.5

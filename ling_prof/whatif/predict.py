@@ -107,8 +107,8 @@ class Predictor:
 
     @cached_property
     def base(self) -> Base:
-        """What the edits are applied to, as is likeliest."""
-        return self._base(self.costs.likely.traced)
+        """What the edits are applied to, as is likeliest: what two measurements differ by is not the host's."""
+        return self._base(self.costs.likely.traced, 1 + LEAST_BAND)
 
     @cached_property
     def bases(self) -> list[Base]:

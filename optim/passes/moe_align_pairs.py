@@ -10,12 +10,13 @@ removes = "one of the two launches of the alignment"
 lowers = "small_kernels"
 rung = 5
 exact = True
+ALIGN = "moe_align|count_and_sort_expert_tokens"  # SGLang's two, too
 blocked, apply, took_effect = operation("moe_align", "optim.kernels.moe.pairs")
 
 
 def find(trace) -> pd.DataFrame:
-    return kernels(trace, "fuse", name="moe_align")
+    return kernels(trace, "fuse", name=ALIGN)
 
 
 def predict(graph, costs):
-    return fuse(graph, runs(graph, named(graph, "moe_align")), costs, moves=False)
+    return fuse(graph, runs(graph, named(graph, ALIGN)), costs, moves=False)
