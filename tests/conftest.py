@@ -41,3 +41,24 @@ def shared() -> Path:
     if not (SHARED / "oracle.json").exists():
         pytest.skip("LOUD: ../shared/traces is absent: the tests against other people's recordings are NOT run")
     return SHARED
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Larger tiles than the first choices, of more rows a warp and turns a split: the interpreter is slow a program."""
+    if "TRITON_INTERPRET" not in os.environ:
+        return
+    from optim.kernels.linear import gemv, head, normed
+    from optim.kernels.mla import fused as mla
+    from optim.kernels.moe import direct
+    from optim.kernels.moe import fused as moe
+
+    tiles = [{"R": 2, "num_warps": 8}]
+    for module in (gemv, head, normed, mla):
+        monkeypatch.setattr(module, "tiles", lambda n: tiles)
+    for module in (direct, moe):
+        monkeypatch.setattr(module, "UP", tiles)
+        monkeypatch.setattr(module, "DOWN", [{"R": 1, "num_warps": 16}])
+    monkeypatch.setattr(moe, "FRONT", tiles)
+    monkeypatch.setattr(mla, "SPLIT", [{"S": 16, "BT": 32, "num_warps": 4}])
+    monkeypatch.setattr(mla, "VALUES", [{"R": 2, "num_warps": 4}])

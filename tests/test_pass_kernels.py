@@ -183,6 +183,7 @@ def moe_weights(c, width):
 @pytest.mark.parametrize("width", [32, 33])
 @pytest.mark.parametrize("narrow", [False] + [True] * GPU)  # in fp32 there is nothing narrower
 @pytest.mark.parametrize("c", ROUTINGS, ids=lambda c: f"{c.name} {c.groups} {c.top_k}")
+@pytest.mark.usefixtures("few_programs")
 def test_moe_fused(c, limits, width, narrow):
     from optim.kernels.moe.fused import moe
 
@@ -235,15 +236,11 @@ LAYERS = [
 
 @pytest.mark.parametrize("seen", [0, 5, 31, 32, 300, 2100])
 @pytest.mark.parametrize("c", LAYERS, ids=lambda c: f"{c.name} {c.heads} {c.q_lora} {c.rope_theta} {c.nope}")
-def test_mla_fused(c, seen, monkeypatch):
-    """Slots in any order; the latent is stored as by the separate kernels. Where few splits are, one has many turns."""
-    from optim.kernels.mla import fused
+@pytest.mark.usefixtures("few_programs")
+def test_mla_fused(c, seen):
+    """Slots in any order; the latent is stored as by the separate kernels."""
     from optim.kernels.mla.fused import absorbed, mla_core
 
-    if not GPU:  # the interpreter is slow: few programs
-        monkeypatch.setattr(fused, "SPLIT", [{"S": 16, "BT": 32, "num_warps": 4}])
-        monkeypatch.setattr(fused, "VALUES", [{"R": 2, "num_warps": 4}])
-        monkeypatch.setattr(fused, "tiles", lambda n: [{"R": 2, "num_warps": 8}])
     cache = Cache(c, 2200, DTYPE, DEVICE)
     cache.latent.normal_()
     cache.slots.copy_(torch.randperm(2200))
