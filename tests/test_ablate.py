@@ -144,9 +144,9 @@ def test_the_gate_has_its_room(asked, monkeypatch):
 def test_what_fails_only_while_it_is_measured_shows_none_either(asked, made_passes):  # noqa: F811
     late = made(lambda engine, advance: lambda: _late(engine, advance))
     made_passes["keeps"].apply = late.apply
-    found = run(asked("keeps,slow"))
+    found = run(asked("keeps,still"))
     keeps = of(found["attribution"], "keeps")
-    assert (keeps["gain_us"], of(found["attribution"], "slow")["gain_us"]) == (None, None)
+    assert (keeps["gain_us"], of(found["attribution"], "still")["gain_us"]) == (None, None)
     assert keeps["gate"] == found["rows"][1]["gate"]
     assert keeps["gate"].startswith("token 1 is ")
     assert [row["tpot_ms"] is None for row in found["rows"]] == [False, True, False, True]
@@ -259,7 +259,7 @@ def test_without_names_all_are_asked_for_by_rungs(asked):
 
 @pytest.mark.parametrize("design", ["leave-one-out", "sampled"])
 def test_the_ladder_has_the_rungs_that_were_measured(asked, design):
-    found = run(asked("keeps,slow,bf16_head", design=design, osl=8))
+    found = run(asked("keeps,still,bf16_head", design=design, osl=8))
     assert found["ladder"][0]["added"] == ""
     assert "".join(rung["added"] for rung in found["ladder"]).endswith("bf16_head")
     assert found["ladder"][-1]["tpot_ms"] == found["all_on"]["tpot_ms"]
