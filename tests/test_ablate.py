@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from conftest import BUNDLED  # noqa: E402
-from test_cli import cli, refused  # noqa: E402
+from test_cli import cli, process, refused  # noqa: E402
 from test_gate import made, made_passes, one_thread, other  # noqa: E402, F401
 from typer.testing import CliRunner  # noqa: E402
 
@@ -144,9 +144,9 @@ def test_the_gate_has_its_room(asked, monkeypatch):
 def test_what_fails_only_while_it_is_measured_shows_none_either(asked, made_passes):  # noqa: F811
     late = made(lambda engine, advance: lambda: _late(engine, advance))
     made_passes["keeps"].apply = late.apply
-    found = run(asked("keeps,slow"))
+    found = run(asked("keeps,still"))
     keeps = of(found["attribution"], "keeps")
-    assert (keeps["gain_us"], of(found["attribution"], "slow")["gain_us"]) == (None, None)
+    assert (keeps["gain_us"], of(found["attribution"], "still")["gain_us"]) == (None, None)
     assert keeps["gate"] == found["rows"][1]["gate"]
     assert keeps["gate"].startswith("token 1 is ")
     assert [row["tpot_ms"] is None for row in found["rows"]] == [False, True, False, True]
@@ -259,7 +259,7 @@ def test_without_names_all_are_asked_for_by_rungs(asked):
 
 @pytest.mark.parametrize("design", ["leave-one-out", "sampled"])
 def test_the_ladder_has_the_rungs_that_were_measured(asked, design):
-    found = run(asked("keeps,slow,bf16_head", design=design, osl=8))
+    found = run(asked("keeps,still,bf16_head", design=design, osl=8))
     assert found["ladder"][0]["added"] == ""
     assert "".join(rung["added"] for rung in found["ladder"]).endswith("bf16_head")
     assert found["ladder"][-1]["tpot_ms"] == found["all_on"]["tpot_ms"]
@@ -407,13 +407,15 @@ def test_the_command_makes_it_again(asked, tmp_path):
 ASKED = ("ablate", "--model", "nano", "--isl", "32", "--osl", "8", "--steps", "4", "--device", "cpu")
 
 
-def test_the_command_line_end_to_end(tmp_path):
+def test_the_command_line_end_to_end(tmp_path, made_passes):  # noqa: F811
+    """A process repeats what this one measured, which judges few tokens."""
+    made_passes.clear()
     done = cli(*ASKED, "--output", str(tmp_path / "new" / "a"), "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = ablation_report.load(tmp_path / "new" / "a" / "ablation.json")
     assert json.loads(done.stdout) == found
     assert {row["pass"] for row in found["blocked"]} >= {"cuda_graph", "pdl", "kda_fused"}
-    page = cli(*ASKED, "--output", str(tmp_path / "new" / "a")).stdout
+    page = process(*ASKED, "--output", str(tmp_path / "new" / "a")).stdout
     assert "bf16_gate+bf16_head" in page
     assert "a CUDA graph needs a GPU and the Triton kernels" in page
 

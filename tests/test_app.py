@@ -21,7 +21,7 @@ import pytest
 from browser import opened
 from build import annotation, cpu_op, kineto, launch, runtime, text
 from conftest import BUNDLED
-from test_cli import DEMO, cli, refused
+from test_cli import DEMO, cli, process, refused
 
 st = pytest.importorskip("streamlit")
 pytest.importorskip("plotly")
@@ -553,9 +553,9 @@ def test_a_browser_shows_text_as_it_is(tmp_path):
 
 
 def test_the_command_refuses_before_the_server_starts(tmp_path, monkeypatch):
-    assert "no such file" in refused("app", "nowhere.json", "--headless")
+    assert "no such file" in refused("app", "nowhere.json", "--headless", run=process)
     (tmp_path / "bad.json").write_text("{")
-    assert "bad.json: " in refused("app", str(tmp_path / "bad.json"), "--headless")
+    assert "bad.json: " in refused("app", str(tmp_path / "bad.json"), "--headless", run=process)
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=re.escape("needs streamlit and plotly; pip install 'ling-prof[app]'.")):
         serve.serve(None, None, headless=True)
@@ -566,7 +566,7 @@ def test_a_port_that_is_taken_is_refused():
         taken.bind((serve.HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"port {port}" in refused("app", "--port", str(port), "--headless")
+        assert f"port {port}" in refused("app", "--port", str(port), "--headless", run=process)
 
 
 def test_the_server_serves_this_machine_alone():

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import BUNDLED
-from test_cli import DEMO, cli
+from test_cli import DEMO, process
 
 st = pytest.importorskip("streamlit")
 pytest.importorskip("plotly")
@@ -154,7 +154,7 @@ def test_the_first_figure_takes_at_most_three_times_the_report():
 
     def report() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cli("report", DEMO)
+        process("report", DEMO)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 from rich.console import Console
-from test_cli import cli, refused
+from test_cli import cli, process, refused
 from test_lock import LOCK
 
 from ling_prof import bench_compare
@@ -219,7 +219,7 @@ def test_without_a_bandwidth_there_is_no_floor(saved):
 
 def test_bench_compare_on_the_command_line(saved):
     a, b = saved("a.json", made(runs=MANY)), saved("b.json", made(0.5, MANY, passes=["pdl"]))
-    page = cli("bench", "compare", str(a), str(b)).stdout
+    page = process("bench", "compare", str(a), str(b)).stdout
     for figure in ("2.500 ms", "1.250 ms", "0.5000 of A's time per token (-1.250 ms, -50.00 %)", "B is faster", "pdl"):
         assert figure in page
     found = json.loads(cli("bench", "compare", str(a), str(b), "--json").stdout)

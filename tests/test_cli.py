@@ -1,12 +1,17 @@
-"""The command line, run as a user runs it."""
+"""The command line: in processes of its own as a user runs it, or in this one, which has imported all before."""
 
 import json
 import subprocess
 import sys
+import tempfile
+import warnings
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from unittest import mock
 
 import pytest
 from conftest import BUNDLED, GOLDEN
 
+from ling_prof.cli import main
 from ling_prof.timeline import CLASSES
 
 MANIFEST = json.loads((BUNDLED / "manifest.json").read_text())
@@ -14,15 +19,37 @@ DEMO = str(BUNDLED / next(row["file"] for row in MANIFEST if row["demo"]))
 READERS = ("report", "ledger", "syncs", "gaps", "kernels", "steps", "launches", "doctor")
 
 
-def cli(*args: str, timeout: int = 120) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "ling_prof.cli", *args], capture_output=True, text=True, timeout=timeout
-    )
+def process(*args: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "ling_prof.cli", *args], capture_output=True, text=True, timeout=120)
 
 
-def refused(*args: str) -> str:
+@contextmanager
+def warned():
+    """Warnings go to stderr, those that a process shows; pytest would keep them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        for hidden in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", hidden)
+        warnings.showwarning = lambda *what: sys.stderr.write(warnings.formatwarning(*what[:4]))
+        yield
+
+
+def cli(*args: str) -> subprocess.CompletedProcess:
+    """As `process`, without the seconds that a process takes to begin."""
+    code: object = 0
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        with mock.patch("sys.argv", ["ling-prof", *args]), redirect_stdout(out), redirect_stderr(err), warned():
+            try:
+                main()
+            except SystemExit as ended:
+                code = ended.code or 0
+        out.seek(0), err.seek(0)
+        return subprocess.CompletedProcess(args, code, out.read(), err.read())
+
+
+def refused(*args: str, run=cli) -> str:
     """The one sentence a command ends in; checks that it is one, without traceback, with exit code 2."""
-    done = cli(*args)
+    done = run(*args)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ling-prof: ")
     assert done.stderr.count("\n") == 1
@@ -31,7 +58,7 @@ def refused(*args: str) -> str:
 
 @pytest.mark.parametrize("command", READERS)
 def test_every_reading_command_prints_text_and_versioned_json(command):
-    assert cli(command, DEMO).returncode == 0
+    assert process(command, DEMO).returncode == 0
     found = json.loads(cli(command, DEMO, "--json").stdout)
     assert found["schema"] == ("ling-prof.doctor/1" if command == "doctor" else "ling-prof.report/1")
 
@@ -47,7 +74,7 @@ def test_the_report_has_the_documented_shape():
 
 
 def test_demo_calibrates_with_the_unprofiled_step():
-    text = cli("demo").stdout
+    text = process("demo").stdout
     assert "unprofiled" in text
     assert "aten::item < decode (hf_decode.py:" in text
 
@@ -70,8 +97,8 @@ def test_bundled_recordings_keep_their_ledger(row, request):
 
 
 def test_check_passes_and_fails_by_its_exit_code():
-    assert cli("check", DEMO, "--max-class", "sync_stall=1s", "--max-class", "wall=10ms").returncode == 0
-    done = cli("check", DEMO, "--max-class", "sync_stall=1us")
+    assert process("check", DEMO, "--max-class", "sync_stall=1s", "--max-class", "wall=10ms").returncode == 0
+    done = process("check", DEMO, "--max-class", "sync_stall=1us")
     assert done.returncode == 1
     assert "EXCEEDED" in done.stdout
     limits = json.loads(cli("check", DEMO, "--max-class", "busy=1us", "--json").stdout)["limits"]
@@ -114,7 +141,7 @@ def test_export_writes_every_table_or_nothing(tmp_path, kind):
     import pandas as pd
 
     folder = tmp_path / "out"
-    files = json.loads(cli("export", DEMO, f"--{kind}", str(folder), "--json").stdout)["files"]
+    files = json.loads(process("export", DEMO, f"--{kind}", str(folder), "--json").stdout)["files"]
     assert sorted(p.name for p in folder.iterdir()) == sorted(files)
     assert {f"{t}.{kind}" for t in ("gpu", "api", "host", "analysis_ledger", "analysis_syncs")} <= set(files)
     read = pd.read_parquet if kind == "parquet" else pd.read_csv
@@ -151,10 +178,10 @@ def test_an_output_that_cannot_be_written_is_said_so(command, place):
 
 
 def test_two_runs_print_the_same():
-    assert len({cli("report", DEMO, "--json").stdout for _ in range(3)}) == 1
+    assert len({process("report", DEMO, "--json").stdout for _ in range(3)}) == 1
 
 
 def test_list_names_every_analysis_and_recording():
-    found = json.loads(cli("list", "--json").stdout)
+    found = json.loads(process("list", "--json").stdout)
     assert set(found["analyses"]) >= {"ledger", "syncs", "gaps", "launches", "kernels", "layers", "copies", "graphs"}
     assert list(found["recordings"]) == [row["file"] for row in MANIFEST]

@@ -12,7 +12,7 @@ import pytest
 import typer
 from conftest import BUNDLED
 from test_bench_report import made
-from test_cli import DEMO, cli, refused
+from test_cli import DEMO, process, refused
 from typer.main import get_group
 
 from ling_prof import cli as command_line
@@ -149,7 +149,7 @@ def test_they_have_help_and_a_line_in_the_readme():
     table = README.read_text().split("## Commands")[1]
     for command in ("bench", "bench compare", "bench sglang", "record sglang", "trace"):
         assert f"| `{command} " in table
-        assert cli(*command.split(), "--help").returncode == 0
+        assert process(*command.split(), "--help").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_they_have_help_and_a_line_in_the_readme():
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_wrong_option_ends_in_one_sentence(args, words):
-    assert words in refused(*args)
+    assert words in refused(*args, run=process)
 
 
 def run(monkeypatch, *args: str) -> None:

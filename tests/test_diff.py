@@ -9,7 +9,7 @@ from itertools import combinations, pairwise, product
 import pytest
 from build import cpu_op, kineto
 from conftest import BUNDLED, SHARED
-from test_cli import DEMO, cli, refused
+from test_cli import DEMO, cli, process, refused
 from timelines import Recording
 
 import ling_prof
@@ -488,7 +488,7 @@ def test_fifty_thousand_kernels_are_not_compared_each_with_each():
 
 
 def test_the_command_prints_text_and_json():
-    done = cli("diff", *map(str, QWEN), "--unprofiled-tpot", "2.223ms,2.2ms", "--top", "3")
+    done = process("diff", *map(str, QWEN), "--unprofiled-tpot", "2.223ms,2.2ms", "--top", "3")
     assert (done.returncode, done.stderr) == (0, "")
     assert "format differs: kineto in A, nsys in B" in done.stdout.splitlines()[2]
     for words in (

@@ -19,7 +19,7 @@ from optim import base
 from optim.engine import weights
 from optim.engine.config import NANO
 from optim.engine.generate import Engine
-from optim.kernels import launch, tiles
+from optim.kernels import launch
 
 GPU = torch.cuda.is_available()
 EARLY = {  # what a kernel reads before its wait: weights, and what is older than the kernel before it
@@ -157,13 +157,12 @@ def pointers(kernel):
 @pytest.mark.parametrize(
     ("without", "q_lora"), [((), 32), ((), None), (("moe_fuse", "kda_out", "norm_fuse", "proj_concat"), 32)]
 )
+@pytest.mark.usefixtures("few_programs")
 def test_nothing_of_the_launch_before_is_read_before_the_wait(without, q_lora, monkeypatch):
     """By addresses, in a decode step: what a launch changed against what the next one reads early."""
-    c = replace(NANO, layers=2, dense_layers=0, q_lora=q_lora)
+    c = replace(NANO, layers=2, dense_layers=0, q_lora=q_lora, vocab=128)
     engine = Engine(c, weights.random(c, 0, torch.float32, "cpu"), 32, "triton")
     engine.model.prefill = lambda tokens, seen: torch.zeros(c.vocab)  # the prompt does not matter
-    small = {"S": 4, "BT": 32, "num_warps": 4}  # the interpreter is slow
-    monkeypatch.setitem(tiles.trial, "mla_split 2x32 float32", small)
     names = [n for n, module in base.passes().items() if n not in without and not module.blocked(engine)]
     with base.applied(engine, names):
         engine.prefill([1, 2, 3])

@@ -338,6 +338,7 @@ ROUNDING_KERNELS = [name for name, one in base.passes().items() if not one.exact
 @pytest.mark.parametrize(
     "names", [[name] for name in ROUNDING_KERNELS] if GPU else [["moe_direct", "kda_out"]], ids=str
 )
+@pytest.mark.usefixtures("few_programs")
 def test_kernels_of_passes_only_round(names, monkeypatch):
     """In Triton; in its interpreter few and short ones."""
     c, device = NANO, "cuda" if GPU else "cpu"

@@ -11,7 +11,7 @@ import pytest
 from browser import opened
 from build import annotation, cpu_op, kineto, launch, runtime
 from conftest import BUNDLED
-from test_cli import DEMO, MANIFEST, cli, refused
+from test_cli import DEMO, MANIFEST, cli, process, refused
 from test_figures import HOSTILE
 
 from ling_prof.cli import seen_and_found
@@ -209,7 +209,7 @@ def test_a_dark_system_gets_a_dark_page(demo, tmp_path):
 
 def test_the_command_writes_one_file_or_none(tmp_path):
     out = tmp_path / "out.html"
-    assert "open it in a browser" in cli("report", DEMO, "--html", str(out)).stdout
+    assert "open it in a browser" in process("report", DEMO, "--html", str(out)).stdout
     written = json.loads(cli("report", DEMO, "--html", str(out), "--json").stdout)
     assert written == {"schema": "ling-prof.export/1", "folder": str(tmp_path), "files": ["out.html"]}
     rows = out.read_text().count("<tr>")

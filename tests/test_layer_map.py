@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import BUNDLED
-from test_cli import cli, refused
+from test_cli import process, refused
 from timelines import Recording
 
 from ling_prof import load
@@ -88,7 +88,7 @@ def test_the_layers_of_a_real_graph_are_those_of_its_capture(hidden, other):
 def test_on_the_command_line():
     kimi = str(BUNDLED / "h200_kimi_eager.sqlite.gz")  # NVTX ranges
     stacks = str(BUNDLED / "h200_kimi_eager_stacks.pt.trace.json.gz")  # modules
-    report = json.loads(cli("report", kimi, "--layers-from", stacks, "--json").stdout)
+    report = json.loads(process("report", kimi, "--layers-from", stacks, "--json").stdout)
     assert any("% of the kernels of a step have the layer" in note for note in report["trace"]["notes"])
     said = refused("kernels", str(BUNDLED / GRAPHS), "--layers-from", stacks)
     assert "of the kernels of a step have a layer in" in said

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from conftest import BUNDLED
-from test_cli import DEMO, cli, refused
+from test_cli import DEMO, process, refused
 from timelines import Recording
 
 import ling_prof
@@ -96,7 +96,7 @@ def test_tracks_have_names_and_order(tmp_path):
 
 def test_the_command_writes_one_file_or_none(tmp_path):
     out = tmp_path / "out.json"
-    assert "open it in ui.perfetto.dev" in cli("export", DEMO, "--perfetto", str(out)).stdout
+    assert "open it in ui.perfetto.dev" in process("export", DEMO, "--perfetto", str(out)).stdout
     assert len(on_streams(read(out))) > 4000
     assert "one of them" in refused("export", DEMO, "--perfetto", str(out), "--csv", str(tmp_path / "csv"))
     assert "its folder does not exist" in refused("export", DEMO, "--perfetto", str(tmp_path / "no" / "out.json"))

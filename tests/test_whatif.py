@@ -8,7 +8,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 from conftest import BUNDLED, SHARED
-from test_cli import DEMO, cli, refused
+from test_cli import DEMO, cli, process, refused
 from timelines import Recording
 
 import ling_prof
@@ -390,7 +390,7 @@ def test_the_command_asks_for_edits_or_the_list():
 
 def test_the_json_has_the_keys_of_the_design():
     found = json.loads(
-        cli("whatif", DEMO, "--do", "host_run_ahead,pdl", "--unprofiled-tpot", "2.223ms", "--json").stdout
+        process("whatif", DEMO, "--do", "host_run_ahead,pdl", "--unprofiled-tpot", "2.223ms", "--json").stdout
     )
     assert found["schema"] == "ling-prof.whatif/1"
     assert found["edits"] == ["host_run_ahead", "pdl"]
