@@ -326,6 +326,17 @@ def test_the_measured_step_is_the_row_with_exactly_these_passes():
     assert any("no rung of the ladder" in unescaped(one.value) for one in at.caption)
 
 
+def test_a_pass_of_sglang_is_measured_beside_its_prediction():
+    name = "h200-tiny-sglang-stock-ablation.json"
+    at = visit("passes", BUNDLED / "sglang/tiny-stock.json.gz")
+    report = labelled(at.selectbox, "Ablation report")
+    report.set_value(next(one for one in report.options if one.endswith(name))).run()
+    at = asked(at, "grouped_topk")
+    rows = json.loads((ABLATION.parent / name).read_text())["rows"]
+    want = next(row["step_ms"] for row in rows if row["passes"] == ["grouped_topk"])
+    assert metrics(at)["Measured step"] == show_time(round(want * 1e6))
+
+
 def test_a_slower_step_is_said_to_take_more(monkeypatch):
     of = json.loads(ABLATION.read_text())
     next(row for row in of["rows"] if row["passes"] == ["pdl"])["step_ms"] = 1.03 * of["rows"][0]["step_ms"]
