@@ -1,6 +1,7 @@
 """Shared fixtures. Traces nobody here wrote lie beside the checkout; a user's clone has none, and says so."""
 
 import os
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +17,12 @@ def once(patch):
 
     The latter finds everything changed already, but takes half of the interpreter's time to look.
     """
-    return lambda fn: patch(fn) if core.is_builtin(tl.load) or core.is_builtin(core.load) else None
+
+    @wraps(patch)
+    def patched(fn):
+        return patch(fn) if core.is_builtin(tl.load) or core.is_builtin(core.load) else None
+
+    return patched
 
 
 if find_spec("torch"):
@@ -29,7 +35,8 @@ if find_spec("torch"):
             from triton.language import core
             from triton.runtime import interpreter
 
-            interpreter._patch_lang = once(interpreter._patch_lang)
+            if hasattr(interpreter, "_patch_lang") and hasattr(core, "is_builtin"):  # else it is only slower
+                interpreter._patch_lang = once(interpreter._patch_lang)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import ling_prof
 from ling_prof import ablation_report
 from ling_prof.bench_report import load
+from ling_prof.bundled import every
 from ling_prof.cli import whole_app
 from ling_prof.render import ablation
 from ling_prof.render.bench import header, render
@@ -117,24 +118,46 @@ def test_the_figures_of_sglang_are_those_of_the_results():
     assert f"PDL gives SGLang {more}" in readme
     server, engine = (row["tpot_ms"] for row in ablated("engine-vs-sglang")["rows"])
     assert f"SGLang takes {server:.3f} ms a token, the engine {engine:.3f} ms, {engine / server:.3f} of it" in readme
-    stock, full = (ablated("tiny-sglang-stock-ablation")[key]["tpot_ms"] for key in ("baseline", "all_on"))
-    more = f"{100 * (stock / full - 1):.1f} % more tokens a second"
-    assert f"Together {more}" in page
-    assert f"from {stock:.3f} to {full:.3f} ms: {more}" in readme
+    of = ablated("tiny-sglang-stock-ablation")
+    stock, (full, high, low) = of["baseline"]["tpot_ms"], (of["all_on"][key] for key in ("tpot_ms", "low", "high"))
+    gain, least, most = (f"{100 * (stock / ms - 1):.1f}" for ms in (full, low, high))
+    assert f"Together {gain} % more tokens a second ({least} to {most})" in page
+    assert f"from {stock:.3f} to {full:.3f} ms: {gain} % more tokens a second ({least} to {most};" in readme
 
 
-def test_the_figures_of_run_ahead_are_those_of_the_results():
-    page = said_of(DOCS / "sglang.md")
-    of = ablated("flash12-nextn-ablation")
-    (pin,), step = of["attribution"], of["rows"][0]["accept_length"]
-    says = f"A token takes {pin['gain_us']:.1f} us less ({pin['low']:.1f} to {pin['high']:.1f}), "
-    assert f"{says}a step {step * pin['gain_us']:.1f} us" in page
-    band = f"({pin['predicted_low']:.1f} to {pin['predicted_high']:.1f})"
-    assert f"predicted were {pin['predicted_us']:.1f} us a token {band}" in page
-    of = ablated("flash12-nextn-8k-ablation")
-    (pin,), step = of["attribution"], of["rows"][0]["accept_length"]
-    assert f"{-pin['gain_us']:.1f} us a token less than nothing ({pin['low']:.1f} to {pin['high']:.1f} us)" in page
-    assert f"{-step * pin['gain_us']:.1f} us a step less than nothing" in said_of(DOCS / "predictions.md")
+def test_the_figures_over_http_are_those_of_the_results():
+    stock, other = (load(ROOT / f"docs/results/h200-tiny-http-{name}.json") for name in ("stock", "grouped_topk"))
+    one, two = (of["summary"]["tpot_ms"] for of in (stock, other))
+    says = [f"{tpot['mean']:.3f} ms ({tpot['low']:.3f} to {tpot['high']:.3f})" for tpot in (one, two)]
+    assert f"{says[0]} and {says[1]}, {100 * (1 - two['mean'] / one['mean']):.2f} % less" in said_of(DOCS / "sglang.md")
+
+
+def summary_of(name):
+    """Of a bundled recording of SGLang, at its unprofiled time."""
+    row = every()[f"sglang/{name}.json.gz"]
+    options = Options(unprofiled_tpot=round(1e6 * row["unprofiled_step_ms"]))  # of a step, whatever is accepted
+    return ling_prof.report(ling_prof.load(ROOT / "traces/sglang" / row["file"]), options)["summary"][0]
+
+
+def test_the_ledgers_of_sglang_are_those_of_its_recordings():
+    page, of = said_of(DOCS / "sglang.md"), summary_of("tiny-stock")
+    ledger = {name: ns["mean"] for name, ns in of["calibrated"].items()}
+    busy, gaps = (100 * ledger[name] / sum(ledger.values()) for name in ("busy", "graph_dependency"))
+    assert f"a step is {busy:.1f} % busy and {gaps:.1f} % `graph_dependency`" in page
+    shares = {role: f"{100 * ns['mean'] / of['ledger']['busy']['mean']:.1f} %" for role, ns in of["roles"].items()}
+    gemm, small, experts, mla = (shares[role] for role in ("dense_gemm", "small_kernels", "moe_gemm", "mla"))
+    assert f"GEMMs take {gemm}, small kernels {small}, the experts {experts}, latent attention {mla}" in page
+    ledger = {name: ns["mean"] for name, ns in summary_of("flash12-host_run_ahead")["calibrated"].items()}
+    waits = (ledger["host_bound"] + ledger["launch_call"]) / 1e3
+    assert f"waits {waits:.0f} us of a step of {sum(ledger.values()) / 1e6:.3f} ms for the host" in page
+
+
+def test_the_read_back_is_named_without_run_ahead_and_gone_with_it():
+    where = "resolve_seq_lens_cpu (sglang/srt/managers/overlap_utils.py:515)"
+    for name, sites in (("flash12-readback", [where]), ("flash12-host_run_ahead", [])):
+        rows = ling_prof.report(ling_prof.load(ROOT / f"traces/sglang/{name}.json.gz"))["syncs"]
+        waits = [row for row in rows if row["api"] == "cudaStreamSynchronize" and row["focus_calls"]]
+        assert [(row["site"].partition(" <")[0], row["focus_calls"]) for row in waits] == [(site, 11) for site in sites]
 
 
 def test_what_is_left_is_what_the_last_rung_shows():

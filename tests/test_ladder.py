@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,20 @@ def test_passes_name_what_they_lower(monkeypatch):
 def test_every_pass_lowers_something_that_is_measured():
     for name, module in base.passes().items():
         assert module.lowers in SHOWN, name
+
+
+@pytest.mark.parametrize("row", json.loads((BUNDLED / "sglang/manifest.json").read_text()), ids=lambda row: row["file"])
+def test_sglangs_recordings_are_those_of_their_results(row):
+    path = BUNDLED / "sglang" / row["file"]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    report = ling_prof.report(ling_prof.load(path))
+    (result,) = re.findall(r"docs/results/\S+", row["unprofiled_basis"])
+    of = ablation_report.load(BUNDLED.parent / result)
+    (rung,) = (rung for rung in of["ladder"] if rung["trace"] == row["file"])
+    step = rung["tpot_ms"] * row["accept_length"]
+    assert (rung["trace_sha256"], row["sha256"]) == (digest, digest)
+    assert (report["summary"][0]["rounds"], row["unprofiled_step_ms"]) == (11, pytest.approx(step, abs=1e-4))
+    assert report["summary"][0]["wall_ns"]["mean"] / 1e6 / step == pytest.approx(rung["profiled_ratio"], rel=1e-3)
 
 
 def test_the_ladder_is_whole():

@@ -238,7 +238,15 @@ LAYERS = [
 @pytest.mark.parametrize("c", LAYERS, ids=lambda c: f"{c.name} {c.heads} {c.q_lora} {c.rope_theta} {c.nope}")
 @pytest.mark.usefixtures("few_programs")
 def test_mla_fused(c, seen):
-    """Slots in any order; the latent is stored as by the separate kernels."""
+    attends_as_the_separate_kernels(c, seen)
+
+
+def test_mla_fused_in_its_usual_tiles():
+    attends_as_the_separate_kernels(NANO, 300)
+
+
+def attends_as_the_separate_kernels(c, seen):
+    """Slots in any order; the latent is stored as by them."""
     from optim.kernels.mla.fused import absorbed, mla_core
 
     cache = Cache(c, 2200, DTYPE, DEVICE)
@@ -292,3 +300,16 @@ def test_seam_in_the_first_launch(seen):
     found.park(cache)
     begin(token, table, counted, cache, found)
     assert (int(found.position), int(found.row), int(found.slot)) == (0, 0, 1500)
+
+
+@pytest.mark.skipif(GPU, reason="on a GPU nothing is interpreted")
+def test_the_interpreter_gives_the_same_when_it_looks_every_time(monkeypatch):
+    """As tests/conftest.py has it look once a launch."""
+    from triton.runtime import interpreter
+
+    from optim.kernels.linear.gemv import linear
+
+    x, weight = normal(1, 64), normal(600, 64)
+    found = linear(x, weight)
+    monkeypatch.setattr(interpreter, "_patch_lang", interpreter._patch_lang.__wrapped__)
+    assert torch.equal(linear(x, weight), found)

@@ -251,27 +251,47 @@ def test_a_change_is_made_and_undone(sglang, name, usual, changed):
 def test_only_a_single_token_is_projected_by_rows(sglang, monkeypatch):
     module, dice = passes()["splitk_gemv"], torch.Generator().manual_seed(0)
     monkeypatch.setattr(module, "DEVICE", "cpu")
-    monkeypatch.setattr(launch, "chained", 0)
     weight, x = (torch.randn(*size, generator=dice).bfloat16() for size in ((40, 64), (1, 64)))
-    layer, method = SimpleNamespace(weight=weight), sys.modules[LINEAR].UnquantizedLinearMethod()
+    method = sys.modules[LINEAR].UnquantizedLinearMethod()
+
+    def product(x, weight, bias=None):
+        return method.apply(SimpleNamespace(weight=weight), x, bias)
+
     with plugin.applied({"pdl": False, "splitk_gemv": True}):
-        found = method.apply(layer, x[None])
-        others = (torch.cat([x, x]), x.float(), torch.cat([x, x], 1)[:, ::2])
-        assert [method.apply(layer, other) for other in others] == ["usual"] * 3
-        assert method.apply(layer, x, torch.zeros(40)) == "usual"
-    assert method.apply(layer, x) == "usual"
+        found = product(x[None], weight)
+        strided = torch.cat([x, x], 1)[:, ::2], torch.cat([weight, weight], 1)[:, ::2]
+        assert [product(other, weight) for other in (torch.cat([x, x]), x.float(), strided[0])] == ["usual"] * 3
+        assert [product(x, other) for other in (weight.float(), strided[1], weight[None])] == ["usual"] * 3
+        assert product(x, torch.nn.Buffer(weight)) != "usual"
+        assert product(x, Wrapped(weight)) == "usual"
+        assert product(x, weight, torch.zeros(40)) == "usual"
+        deep = torch.zeros(1, 2 * module.DEEPEST).bfloat16()
+        assert product(deep, deep) == "usual"
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert product(x, weight) == "usual"
+    assert product(x, weight) == "usual"
     assert found.shape == (1, 1, 40)
     torch.testing.assert_close(found[0].float(), x.float() @ weight.float().T, rtol=1e-2, atol=1e-2)
 
 
+class Wrapped(torch.Tensor):
+    """As a quantized weight: what it says of itself is not what lies in memory."""
+
+    @property
+    def data(self):
+        return self
+
+
 @pytest.mark.parametrize(("on", "how"), [(True, launch.WAITS), (False, 0)])
 def test_products_by_rows_are_chained_as_sglang_chains_its_own(sglang, monkeypatch, on, how):
+    before = launch.chained
     monkeypatch.setattr(passes()["splitk_gemv"], "DEVICE", "cpu")
-    monkeypatch.setattr(launch, "chained", how ^ launch.WAITS)
     monkeypatch.setattr("optim.kernels.linear.gemv.linear", lambda x, weight: torch.full((1, 2), launch.chained))
     layer, x = SimpleNamespace(weight=torch.ones(2, 8).bfloat16()), torch.ones(1, 8).bfloat16()
     with plugin.applied({"pdl": on, "splitk_gemv": True}):
+        launch.chained = how ^ launch.WAITS
         assert sys.modules[LINEAR].UnquantizedLinearMethod().apply(layer, x).tolist() == [[how, how]]
+    assert launch.chained == before
 
 
 def test_what_sglang_lacks_is_named(sglang):
@@ -500,8 +520,9 @@ def test_the_other_passes_show_in_the_worker():
     model = torch.nn.ModuleList([gate, experts])
     assert state("bf16_gate", model=model) == (True, "1 routers are torch.bfloat16")
     assert state("swiglu_epilogue", model=model)[0] is True
-    said = "the captured graphs launch 3 products by rows, 1 of cuBLAS"
-    assert state("splitk_gemv", kernels={"gemv_kernel": 2, "gemv_split_kernel": 1, "nvjet_x": 1}) == (True, said)
+    said = "the captured graphs launch 3 products by rows, 2 kernels of vendors' libraries"
+    ours, theirs = {"gemv_kernel": 2, "gemv_split_kernel": 1}, {"nvjet_x": 1, "cublasLt_splitKreduce_kernel": 1}
+    assert state("splitk_gemv", kernels={**ours, **theirs}) == (True, said)
     assert state("splitk_gemv", kernels={"nvjet_x": 1})[0] is False
     splits = SimpleNamespace(full_attn_backend=SimpleNamespace(use_mla=True, max_kv_splits=256))
     assert state("mla_splits", attn_backend=splits) == (False, "a context is cut into at most 256 parts")

@@ -299,6 +299,19 @@ def test_a_faster_host_is_found_that_gives_the_unprofiled_step():
     assert gpu.stretch < 0.5
 
 
+@pytest.mark.parametrize(("more", "saved", "is_open"), [(1.004, 120, True), (1.006, 0, True), (1.03, 0, False)])
+def test_half_a_percent_of_a_step_is_not_the_hosts(more, saved, is_open):
+    """Four kernels of 60 us a step, which the host hides for as long as it is not the slower one."""
+    graph = graph_of(steps(launch=100, busy=60, sync=False))
+    step = more * replay(graph, 0.0).step
+    found = Predictor(graph, reckoning(None), step)
+    half = found.outcome({"half": lambda graph, costs: edits.scale(graph, edits.named(graph), 0.5, costs)})
+    assert half.step == pytest.approx(step, rel=1e-3)
+    assert half.saved == pytest.approx(saved * US, abs=3 * US)
+    assert half.low < 3 * US
+    assert ("cannot be told" in found.basis) == is_open
+
+
 def test_the_critical_path_adds_up_and_names_who_is_slow():
     for launch, busy, slow in ((5, 100, "busy"), (100, 20, "host_bound")):
         graph = graph_of(steps(launch, busy))

@@ -33,7 +33,8 @@ NOTHING = "these edits find nothing to change here"
 REMEDY = "mend or uninstall the package it comes from"
 SHORT = 0.8  # of the device's recorded time: profiling does not add that much to it
 MISSED = 0.01  # of the unprofiled step: farther off, the replay was not calibrated
-SLOWER = 1.02  # the device without a profiler, at most: 1.016 in docs/results/h200-tiny-ablation.json, at seam_fuse
+LIKELY = 1.005  # the device without a profiler; below that a step says nothing of the host (docs/predictions.md)
+SLOWER = 1.02  # the same, at most: 1.016 in docs/results/h200-tiny-ablation.json, at seam_fuse
 LEAST_BAND = 0.005  # of the step, to either side: two measurements of one program differ by as much
 Edit = Callable[[Draft, Costs], Draft]
 Base = tuple[Graph, Replay, Costs]
@@ -107,8 +108,9 @@ class Predictor:
 
     @cached_property
     def base(self) -> Base:
-        """What the edits are applied to, as is likeliest: what two measurements differ by is not the host's."""
-        return self._base(self.costs.likely.traced, 1 + LEAST_BAND)
+        """What the edits are applied to, as is likeliest: the device takes up to `LIKELY` longer than recorded, and the
+        host what is left."""
+        return self._base(self.costs.likely.traced, LIKELY)
 
     @cached_property
     def bases(self) -> list[Base]:
@@ -169,6 +171,11 @@ class Predictor:
         return base.step if after is graph else step_of(after, base.pace, base.stretch, self.course)
 
     @property
+    def _is_open(self) -> bool:
+        """Whether the host takes part in some of the bases only."""
+        return len({base.pace > 0 for _, base, _ in self.bases}) > 1
+
+    @property
     def basis(self) -> str:
         """What the prediction rests on, in sentences."""
         base = self.base[1]
@@ -183,6 +190,7 @@ class Predictor:
         else:
             host = f"Calibrated to the unprofiled step: the host at {base.pace:.2f} of its recorded time"
             host += "" if base.stretch == 1 else f", the device at {base.stretch:.3f}"
+            host += "; whether the device hides the host cannot be told, the band holds both" if self._is_open else ""
         return f"{host}. Costs: {self.costs.source}."
 
 

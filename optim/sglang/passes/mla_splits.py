@@ -1,6 +1,7 @@
-"""Cuts the context of latent attention into fewer parts, so that joining them again does not outlast the reading.
+"""Lets latent attention cut a context into 64 parts at most, as many as the loop that joins them goes over.
 
-SGLang cuts it into as many parts as there are processors; each head then joins them one after the other.
+SGLang allows as many parts as there are processors, and each head's loop goes over all of them, also the empty ones.
+Below about 16,000 tokens of context it cuts into fewer than 64 anyway: there nothing is rounded in another way.
 """
 
 from collections.abc import Iterator
@@ -9,10 +10,10 @@ from contextlib import contextmanager
 from optim.sglang.patch import exchanged
 from optim.sglang.registry import State
 
-removes = "most steps of the loop that joins the parts of a context"
+removes = "steps of the loop that joins the parts of a context, most of them empty"
 exact = False
 default = False
-PARTS = 64  # at most; joining 256, one after the other, took 23 us a layer on an H200, reading them 20
+PARTS = 64  # at 8192 tokens a loop over 256 took 23 us a layer on an H200, one over 64 took 15
 
 
 @contextmanager
