@@ -146,11 +146,11 @@ def test_a_recording_of_something_else_is_refused(ablation, name, words):
 
 def test_a_page_is_renewed_between_its_marks(tmp_path, ablation):
     found, page = score(first(ablation, 1), TRACE), tmp_path / "page.md"
-    page.write_text(f"above\n\n{scoring.BEGIN}\nold\n{scoring.END}\n\nbelow\n")
+    page.write_text(f"above\n\n{scoring.BEGIN}\nstale\n{scoring.END}\n\nbelow\n")
     renew(page, found)
     renew(page, found)
     text = page.read_text()
-    assert (text.startswith("above\n\n"), text.endswith("\n\nbelow\n"), "old" in text) == (True, True, False)
+    assert (text.startswith("above\n\n"), text.endswith("\n\nbelow\n"), "stale" in text) == (True, True, False)
     assert text.count("| host_run_ahead | shapley |") == 1
 
 
