@@ -10,7 +10,7 @@ import numpy as np
 import ling_prof
 from ling_prof.ablation_report import Ablation
 from ling_prof.errors import UserError
-from ling_prof.plain_file import check_writable, write_text
+from ling_prof.plain_file import check_writable, sha256, write_text
 from ling_prof.view import Options, view_of
 from ling_prof.whatif.predict import Predictor, chosen, passes, predictor
 from optim import designs
@@ -38,7 +38,7 @@ def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str
     found = predictor(view_of(ling_prof.load(path), options), table)
     _check(found, ablation, path)
     gains = _predicted(found, designs.make(ablation["design"], players, _seed(ablation)), unpredicted, length)
-    unpredicted = [player for player in players if not gains.get(designs.label(player), np.zeros(1)).any()]
+    unpredicted += [player for player in players if player not in unpredicted and _finds_nothing(found, player, gains)]
     if unpredicted == players:
         raise _nothing(players)
     room = found.room / length
@@ -58,6 +58,11 @@ def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str
         "total": None if unpredicted else _total(ablation, gains, room, tpot),
         **_statistics(rows),
     }
+
+
+def _finds_nothing(found: Predictor, player: Player, gains: dict[str, np.ndarray]) -> bool:
+    """Whether it changes nothing here: neither alone nor beside the others."""
+    return not gains[designs.label(player)].any() and not found.sites(chosen(player))
 
 
 def _baseline(ablation: Ablation) -> tuple[float, float]:
@@ -89,8 +94,10 @@ def _nothing(players: list[Player]) -> UserError:
 
 def _check(found: Predictor, ablation: Ablation, path: Path) -> None:
     """Raises UserError for a recording that cannot be that of the ablation's baseline."""
-    gpus = ablation["lock"]["hardware"]
-    if found.step is None:
+    gpus, said = ablation["lock"]["hardware"], ablation["ladder"][0].get("trace_sha256") if ablation["ladder"] else None
+    if said not in (None, sha256(path)):
+        fault = f"the report names {ablation['ladder'][0]['trace']} with other bytes"
+    elif found.step is None:
         fault = "no step is found in it"
     elif found.graph.gpu not in gpus:
         fault = f"it was made on {found.graph.gpu or 'a GPU it does not name'}, the ablation on {', '.join(gpus)}"

@@ -122,6 +122,15 @@ def test_a_pass_that_finds_nothing_has_no_row():
     assert again == ablation["attribution"]  # as committed
 
 
+def test_the_recording_of_another_baseline_is_refused(tmp_path):
+    result = ROOT / "docs/results/h200-tiny-sglang-stock-ablation.json"
+    (copied := tmp_path / "ablation.json").write_bytes(result.read_bytes())
+    for name in ("tiny-none", "flash12-readback"):
+        said = refused("score", str(copied), str(ROOT / f"traces/sglang/{name}.json.gz"), "--update")
+        assert f"{name}.json.gz is no recording of the ablation's baseline: the report names tiny-stock.json.gz" in said
+    assert copied.read_bytes() == result.read_bytes()
+
+
 def test_where_nothing_can_be_predicted_it_is_one_sentence():
     said = refused("score", str(ROOT / "docs/results/h200-engine-vs-sglang.json"), str(TRACE))
     assert "engine cannot be predicted here; give an ablation of passes that ling-prof whatif --list shows." in said

@@ -17,7 +17,7 @@ STRONGEST = 5
 
 def render(ablation: Ablation) -> RenderableType:
     """The whole ablation."""
-    sections = (attribution, ladder, interactions, gates, kernels, noise, blocked)
+    sections = (attribution, proofs, ladder, interactions, gates, kernels, noise, blocked)
     tables = [part for section in sections for part in section(ablation)]
     return Group(header(ablation), overall(ablation), *tables, *notes("note", ablation["notes"]))
 
@@ -34,18 +34,38 @@ def overall(of: Ablation) -> RenderableType:
 def attribution(of: Ablation) -> list[RenderableType]:
     """What each pass saves of a token's time; the predictions beside it where there are any."""
     predicted = any(row["predicted_us"] is not None for row in of["attribution"])
-    columns = ["pass", "exact", "gain", "% of baseline", "95 % interval", "how", *["predicted"] * predicted, "gate", ""]
+    columns = [
+        "pass",
+        "exact",
+        "gain",
+        "% of baseline",
+        "95 % interval",
+        "how",
+        *["predicted", "its band"] * predicted,
+        "gate",
+        "",
+    ]
     rows = []
     for row in of["attribution"]:
-        exact, more = "yes" if row["exact"] else "no", [_gain(row["predicted_us"])] * predicted
+        exact, more = "yes" if row["exact"] else "no", _forecast(row) * predicted
         rows.append([row["pass"], exact, *_worth(row), row["method"], *more, row["gate"], _doubt(of, row)])
     title = f"What each is worth, {of['design']} over {of['windows']} windows of {of['steps']} steps"
     return _table(title, columns, rows, left=("pass", "how", "gate", ""))
 
 
+def proofs(of: Ablation) -> list[RenderableType]:
+    """What showed that each pass was on."""
+    rows = [[row["pass"], row["took_effect"]] for row in of["attribution"]]
+    return _table("What showed that each was on", ["pass", "proof"], rows, left=("pass", "proof"))
+
+
 def _worth(row: Attribution) -> list[str]:
     percent = "-" if row["gain_pct"] is None else f"{row['gain_pct']:+.2f}"
     return [_gain(row["gain_us"]), percent, _range(row["low"], row["high"], US)]
+
+
+def _forecast(row: Attribution) -> list[str]:
+    return [_gain(row["predicted_us"]), _range(row["predicted_low"], row["predicted_high"], US)]
 
 
 def _doubt(of: Ablation, row: Attribution) -> str:
