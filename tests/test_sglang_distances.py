@@ -189,10 +189,10 @@ def test_of_servers_alive_together_those_alone_start_that_lack_something(fake, a
     assert ready(said) == ["bf16_gate", "none"]
     assert not any(line.startswith("round") for line in said)
     said.clear()
-    more = asked("bf16_gate,pdl,moe_align_pairs", alive=alive, sample=4)
-    forget(options, "distance", "bf16_gate")
-    assert ablate.measured(more, said.append)["windows"] == 4
-    assert len(ready(said)) == 4
+    forget(options, "visit", "1/bf16_gate")
+    assert ablate.measured(options, said.append) == found
+    assert len(ready(said)) == (1 if alive else len(found["gates"]))  # times are taken side by side
+    assert [line for line in said if line.startswith("round")] == ["round 1, bf16_gate: 1.9700 ms a token"]
 
 
 def test_why_there_was_no_distance_is_forgotten_once_there_is_one(fake, asked, monkeypatch):
