@@ -15,7 +15,7 @@ import torch
 
 from ling_prof.errors import UserError
 from optim import base
-from optim.distance import NOT_FINITE, divergence, within
+from optim.distance import NOT_FINITE, divergence, first_difference, within
 from optim.engine.generate import Engine
 from optim.engine.sample import GREEDY, Sampling
 from optim.witness import MOST_HALF, MOST_TWIN, STEPS, Halves, Twin
@@ -143,7 +143,7 @@ class Gate:
             said = f"token {int(wrong.int().argmax()) + 1} of a text it is given is not the likeliest by its own logits"
             return Verdict(names, said, False, self.tokens, positions=self.positions)
         agreement, mean, most = agrees.double().mean().item(), kl.mean().item(), kl.max().item()
-        near, said = within(agreement, mean, self.positions, "the engine")
+        near, said = within(agreement, mean, most, self.positions, "the engine")
         return Verdict(names, said, near, self.tokens, None, agreement, mean, most, self.positions)
 
     def _witnessed(self, found: Verdict) -> Verdict:
@@ -212,8 +212,3 @@ def refusal(fault: Exception) -> str:
 def decode(engine: Engine, prompt: list[int], tokens: int, sampling: Sampling = GREEDY) -> list[int]:
     """`tokens` new tokens, whatever they are: also beyond the end of the text."""
     return [engine.prefill(prompt, sampling), *(engine.step() for _ in range(tokens - 1))]
-
-
-def first_difference(found: list[int], expected: list[int]) -> int | None:
-    """The first index at which they differ, up to the shorter one's end."""
-    return next((i for i, (x, y) in enumerate(zip(found, expected, strict=False)) if x != y), None)

@@ -268,8 +268,17 @@ def test_a_rounding_pass_stays_near(judge):
     found = judge(["ruins"])
     assert (found.ok, found.positions) == (False, 10)
     assert (found.top1_agreement, found.kl_mean) == (pytest.approx(0, abs=0.2), pytest.approx(5, abs=4.9))
-    said = f"top-1 equal at {100 * found.top1_agreement:.2f} % of 10 positions, KL {found.kl_mean:.1e}: too far from"
-    assert found.verdict == f"{said} the engine without passes (at least 50 %, at most 0.1)"
+    said = f"top-1 equal at {100 * found.top1_agreement:.2f} % of 10 positions, KL {found.kl_mean:.1e}"
+    assert found.verdict.startswith(said)
+    assert "too far from the engine without passes (at least 50 %, at most 0.1" in found.verdict
+
+
+def test_the_engine_is_held_to_the_bound_of_one_position(judge, monkeypatch):
+    monkeypatch.setattr(distance, "MOST_KL_MAX", 1e-9)
+    found = judge(["bf16_head", "bf16_gate"])
+    assert not found.ok
+    said = f"KL {found.kl_mean:.1e}, {found.kl_max:.1e} at one of them: too far from the engine without passes"
+    assert found.verdict.endswith(f"{said} (at least 50 %, at most 0.1, 1e-09 at one)")
 
 
 @pytest.fixture(scope="module")

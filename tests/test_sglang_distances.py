@@ -16,10 +16,11 @@ from ling_prof import UserError, ablation_report
 from ling_prof.render.ablation import render
 from optim import distance
 from optim.sglang import ablate, distances
+from optim.sglang.forced import check_likeliest
 
 NEAR = "rounding, declared: top-1 equal at 100.00 % of 8 positions, KL 1.4e-02"
 BOUNDS = "too far from the server without passes (at least 50 %, at most 0.1)"
-FAR = f"top-1 equal at 0.00 % of 8 positions, KL 2.1e+00: {BOUNDS}"
+FAR = f"top-1 equal at 0.00 % of 8 positions, KL 2.1e+00, 2.1e+00 at one of them: {BOUNDS[:-1]}, 1 at one)"
 TOKENS = "all tokens are those without the passes"
 
 
@@ -127,20 +128,23 @@ def test_neither_a_pinned_server_nor_the_engine_is_asked(fake, asked, passes, mo
 
 
 def test_a_distance_that_fails_is_said_and_tried_again_alone(fake, asked):
-    """The baseline's logits wait for it, so the baseline is not started again."""
+    """It shows no speed until then, nor do exact passes beside it. The baseline's logits wait for it."""
     fake(changes="bf16_gate", logits={"bf16_gate": "3 of 8 positions came."})
     options, said = asked("bf16_gate,pdl", alive=1), []
     found = ablate.measured(options, said.append)
     says = "not judged: 3 of 8 positions came; the first 3 tokens are those without the passes"
     assert gates(found)["bf16_gate"] == says
-    assert of(found["attribution"], "bf16_gate")["gain_us"] == 30.0
+    assert gates(found)["bf16_gate+pdl"] == f"as with bf16_gate alone: {says}"
+    assert [gate["ok"] for gate in found["gates"]] == [True, False, False]
+    assert [row["tpot_ms"] is None for row in found["rows"]] == [False, True, True]
+    assert of(found["attribution"], "bf16_gate")["gain_us"] is None
     assert "bf16_gate: 3 of 8 positions came." in said
     assert files(options) == [distances.BASELINE]
     fake(changes="bf16_gate", logits={"bf16_gate": "near"})
     said.clear()
     again = ablate.measured(options, said.append)
     assert gates(again)["bf16_gate"] == NEAR
-    assert again["rows"][2] == found["rows"][2]
+    assert of(again["attribution"], "bf16_gate")["gain_us"] == 30.0
     assert (ready(said), [line for line in said if line.startswith("round")]) == (["bf16_gate"], [])
     assert files(options) == []
 
@@ -175,15 +179,49 @@ def test_logits_of_another_run_are_not_compared_with(fake, asked):
     assert files(options) == []
 
 
-def test_a_damaged_file_is_named(fake, asked):
-    fake(logits={"bf16_gate": "no."})
+@pytest.mark.parametrize("alive", [0, 1])
+def test_of_servers_alive_together_those_alone_start_that_lack_something(fake, asked, alive):
+    fake(logits={"bf16_gate": "near"})
+    options, said = asked("bf16_gate,pdl,moe_align_pairs", alive=alive), []
+    found = ablate.measured(options)
+    forget(options, "distance", "bf16_gate")
+    assert ablate.measured(options, said.append) == found
+    assert ready(said) == ["bf16_gate", "none"]
+    assert not any(line.startswith("round") for line in said)
+    said.clear()
+    forget(options, "visit", "1/bf16_gate")
+    assert ablate.measured(options, said.append) == found
+    assert len(ready(said)) == (1 if alive else len(found["gates"]))  # times are taken side by side
+    assert [line for line in said if line.startswith("round")] == ["round 1, bf16_gate: 1.9700 ms a token"]
+
+
+def test_why_there_was_no_distance_is_forgotten_once_there_is_one(fake, asked, monkeypatch):
+    fake(logits={"none": "no room."})
     options = asked("bf16_gate", alive=1)
-    ablate.measured(options)
+    assert not ablate.measured(options)["gates"][1]["ok"]
     fake()
+    ablate.measured(options)
+    with sqlite3.connect(options.folder / ablate.STORE) as db:
+        kept = db.execute("SELECT name, value FROM finished WHERE kind = 'unjudged'").fetchall()
+    assert sorted(kept) == [("bf16_gate", '""'), ("none", '""')]
+    forget(options, "distance", "bf16_gate")
+    monkeypatch.setattr(ablate, "find_spec", lambda _: None)
+    assert gates(ablate.measured(options))["bf16_gate"] == f"not judged: rounding is declared; {TOKENS}"
+
+
+@pytest.mark.parametrize("alive", [0, 1])
+def test_damaged_logits_are_deleted_and_made_anew_by_the_next_run(fake, asked, alive):
+    fake(logits={"bf16_gate": "no."})
+    options, said = asked("bf16_gate", alive=alive), []
+    ablate.measured(options)
+    fake(logits={"bf16_gate": "near"})
     (options.folder / distances.BASELINE).write_bytes(b"\x93NUMPY")
     says = gates(ablate.measured(options))["bf16_gate"]
     assert says.startswith("not judged: ")
-    assert says.endswith(f"logits-baseline.npy holds no logits; delete it and run again; {TOKENS}")
+    assert says.endswith(f"logits-baseline.npy holds no logits and is deleted; run again to make it anew; {TOKENS}")
+    assert files(options) == []
+    assert gates(ablate.measured(options, said.append))["bf16_gate"] == NEAR
+    assert ready(said) == ["bf16_gate", "none"]
 
 
 def test_a_store_without_distances_is_reported_on(fake, asked, monkeypatch):
@@ -195,7 +233,9 @@ def test_a_store_without_distances_is_reported_on(fake, asked, monkeypatch):
         forget(options, "distance", name)
     monkeypatch.setattr(ablate, "find_spec", lambda _: None)
     says = "not judged: rounding is declared; the first 3 tokens are those without the passes"
-    assert gates(ablate.measured(options))["bf16_gate"] == says
+    found = ablate.measured(options)
+    assert gates(found)["bf16_gate"] == says
+    assert [gate["ok"] for gate in found["gates"]] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -225,23 +265,15 @@ def test_the_smallest_that_round_alike_are_judged():
     assert [distances.smallest(some, one) for one in some] == [(), (), some[2], some[2], some[4]]
 
 
-@pytest.fixture
-def pair(tmp_path):
-    """Two files of logits -> what they are compared to be."""
-
-    def made(expected, found, positions=None):
-        for name, rows in (("e", expected), ("f", found)):
-            np.save(tmp_path / f"{name}.npy", np.array(rows))
-        return distances.compared(tmp_path / "e.npy", tmp_path / "f.npy", positions or len(expected))
-
-    return made
+def compared(*pair):
+    return distances.compared(*map(np.array, pair))
 
 
-def test_a_comparison_by_hand(pair, monkeypatch):
+def test_a_comparison_by_hand(monkeypatch):
     """p = (1/2, 1/2), q = (1/4, 3/4): KL is log(2 / sqrt 3); also where rows are compared in blocks."""
     monkeypatch.setattr(distances, "ROWS", 2)
     p, q = np.zeros(2, np.float32), np.log(np.array([0.25, 0.75], np.float32))
-    found = pair([p, q, q], [q, q, q])
+    found = compared([p, q, q], [q, q, q])
     assert found["kl_max"] == pytest.approx(0.143841, abs=1e-6)
     assert found["kl_mean"] == pytest.approx(0.143841 / 3, abs=1e-6)
     assert (found["top1_agreement"], found["positions"], found["finite"]) == (pytest.approx(2 / 3), 3, True)
@@ -249,37 +281,47 @@ def test_a_comparison_by_hand(pair, monkeypatch):
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("side", [0, 1])
-def test_no_figures_of_what_is_not_finite(pair, odd, side):
+def test_no_figures_of_what_is_not_finite(odd, side):
     rows = np.zeros((2, 20, 3), np.float32)
     rows[side, 17, 1] = odd
-    assert pair(*rows) == {"finite": False, "positions": 20, "top1_agreement": None, "kl_mean": None, "kl_max": None}
+    found = compared(*rows)
+    assert found == {"finite": False, "positions": 20, "top1_agreement": None, "kl_mean": None, "kl_max": None}
 
 
-def test_what_cannot_be_compared_is_said(pair, tmp_path, monkeypatch):
-    rows = np.zeros((4, 3), np.float32)
-    for other, positions, says in (
-        (rows[:, :2], 4, "logits of 2 tokens are compared with some of 3"),
-        (rows, 5, "does not hold 5 rows of logits"),
-        (rows.astype(np.float64), 4, "f.npy does not hold 4 rows of logits"),
-        (rows[:, 0], 4, "f.npy does not hold 4 rows of logits"),
-    ):
-        with pytest.raises(UserError, match=says):
-            pair(rows, other, positions)
-    with pytest.raises(UserError, match=r"gone\.npy holds no logits"):
-        distances.compared(tmp_path / "e.npy", tmp_path / "gone.npy", 4)
+def test_what_cannot_be_compared_is_said(tmp_path, monkeypatch):
+    rows, file = np.zeros((4, 3), np.float32), tmp_path / "f.npy"
+    for odd, positions in ((rows, 5), (rows.astype(np.float64), 4), (rows[:, 0], 4)):
+        np.save(file, odd)
+        with pytest.raises(UserError, match=rf"f\.npy does not hold {positions} rows of logits$"):
+            distances._loaded(file, positions)
+    with pytest.raises(UserError, match=r"gone\.npy holds no logits$"):
+        distances._loaded(tmp_path / "gone.npy", 4)
+    with pytest.raises(UserError, match="logits of 2 tokens are compared with some of 3"):
+        compared(rows, rows[:, :2])
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UserError, match="torch is missing here"):
-        pair(rows, rows)
+        compared(rows, rows)
 
 
-def test_rows_that_did_not_choose_their_tokens_are_none_of_the_baselines(tmp_path):
-    rows = np.array([[0, 2, 1], [3, 3, 0]], np.float32)
-    np.save(tmp_path / "l.npy", rows)
+def test_rows_that_did_not_choose_their_tokens_are_none_of_the_baselines():
+    rows, name = np.array([[0, 2, 1], [3, 3, 0]], np.float32), "the text without passes"
     for text in ([1, 0], [1, 1]):  # a tie is either's
-        distances._check_own(tmp_path / "l.npy", text)
+        check_likeliest(rows, text, name)
     for text, at in (([0, 1], 0), ([1, 2], 1), ([1, 3], 1), ([1, -1], 1)):
         with pytest.raises(UserError, match=f"token {at} of the text without passes is not the likeliest"):
-            distances._check_own(tmp_path / "l.npy", text)
+            check_likeliest(rows, text, name)
+
+
+def test_the_baseline_is_not_compared_with_itself(fake, asked, monkeypatch):
+    """Its row has no figures; that torch is missing is said of the others."""
+    fake()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    options, said = asked("bf16_gate", alive=1), []
+    gates = ablate.measured(options, said.append)["gates"]
+    assert "none: its logits are kept" in said
+    assert [gate["ok"] for gate in gates] == [True, False]
+    assert {gates[0][key] for key in ("kl_mean", "kl_max", "top1_agreement", "positions")} == {None}
+    assert gates[1]["verdict"] == f"not judged: torch is missing here, which compares logits; {TOKENS}"
 
 
 def test_a_baseline_whose_rows_are_others_is_not_compared_with(fake, asked):
@@ -295,5 +337,23 @@ def test_a_baseline_whose_rows_are_others_is_not_compared_with(fake, asked):
     ("agreement", "kl_mean", "near"), [(0.5, 0.1, True), (0.499, 0.1, False), (0.5, 0.101, False), (1.0, 5.0, False)]
 )
 def test_both_bounds_hold(agreement, kl_mean, near):
-    ok, said = distance.within(agreement, kl_mean, 8, "the server")
+    ok, said = distance.within(agreement, kl_mean, 1.0, 8, "the server")
     assert (ok, said.startswith("rounding, declared: "), said.endswith(BOUNDS)) == (near, near, not near)
+
+
+def test_one_position_of_many_that_is_unrelated_is_too_far():
+    expected = np.random.default_rng(0).normal(0, 2, (128, 1000)).astype(np.float32)
+    kept = compared(expected, [expected[1], *expected[1:]])
+    assert kept["kl_mean"] < distance.MOST_KL_MEAN
+    assert kept["top1_agreement"] > 0.99
+    ok, said = distance.within(kept["top1_agreement"], kept["kl_mean"], kept["kl_max"], 128, "the server")
+    assert not ok
+    begins = f"top-1 equal at 99.22 % of 128 positions, KL {kept['kl_mean']:.1e}, {kept['kl_max']:.1e} at one of them: "
+    assert said == f"{begins}{BOUNDS[:-1]}, 1 at one)"
+
+
+def test_a_server_is_held_to_the_bound_of_one_position(fake, asked, monkeypatch):
+    fake(logits={"bf16_gate": "near"})
+    monkeypatch.setattr(distance, "MOST_KL_MAX", 0.01)
+    gate = ablate.measured(asked("bf16_gate"))["gates"][1]
+    assert (gate["ok"], gate["verdict"].endswith("at most 0.1, 0.01 at one)")) == (False, True)

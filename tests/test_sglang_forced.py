@@ -2,6 +2,7 @@
 
 import io
 import json
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,9 @@ VOCAB = 7
 
 class Runner:
     """Samples as ModelRunner does: greedily, and it makes NaN harmless in place first."""
+
+    def __init__(self, tp_size=1, pp_size=1):
+        self.ps = SimpleNamespace(tp_size=tp_size, pp_size=pp_size)
 
     def sample(self, logits_output, forward_batch):
         logits_output.next_token_logits.nan_to_num_(nan=-1e5)
@@ -49,6 +53,11 @@ class Batches:
         return [token for kind in kinds for token in self.forward(kind)]
 
 
+def is_usual(runner):
+    """Whether it samples by the method of its class."""
+    return "sample" not in vars(runner)
+
+
 @pytest.fixture
 def rank(tmp_path):
     """-> its runner, its forward passes, what forces a text, and the file."""
@@ -67,7 +76,7 @@ def test_a_text_is_decoded_and_its_logits_are_left(rank):
     assert kept[:, 0].tolist() == [0, 1, 2]
     assert kept[:, 1].tolist() == [1, 2, 3]
     assert [path.name for path in file.parent.iterdir()] == [file.name]
-    assert (vars(runner), force.rows) == ({}, None)
+    assert (is_usual(runner), force.rows, force.taken) == (True, None, None)
     assert batches.all("extend", "decode") == [1, 1]
 
 
@@ -115,7 +124,7 @@ def test_too_few_positions_are_said(rank):
         batches.all(*kinds)
         with pytest.raises(UserError, match=f"^{passed} of 3 positions were decoded$"):
             force()
-        assert vars(runner) == {}
+        assert is_usual(runner)
     assert not file.exists()
 
 
@@ -127,7 +136,7 @@ def test_requests_at_once_are_said_and_end_no_server(rank):
     assert batches.all("decode", "decode") == [1, 1]
     with pytest.raises(UserError, match=r"^2 requests at once, where one is forced$"):
         force()
-    assert (vars(runner), file.exists()) == ({}, False)
+    assert (is_usual(runner), file.exists()) == (True, False)
 
 
 def test_what_it_did_not_foresee_ends_no_server(rank):
@@ -150,36 +159,89 @@ def test_it_ends_once_and_begins_anew_over_one_that_did_not_end(rank):
     force()
     with pytest.raises(UserError, match=r"^no text is forced$"):
         force()
-    assert vars(runner) == {}
+    assert is_usual(runner)
 
 
-def test_other_ranks_decode_the_same_and_leave_nothing(rank):
-    runner, batches, _, file = rank
-    force = Forced(runner, writes=False)
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"tp_size": 4}, "tensor parallelism of 4"),
+        ({"pp_size": 2}, "pipeline parallelism of 2"),
+        ({"tp_size": 2, "pp_size": 2}, "tensor parallelism of 2 and pipeline parallelism of 2"),
+    ],
+)
+def test_a_server_of_several_ranks_is_refused(tmp_path, sizes, says):
+    runner = Runner(**sizes)
+    force = Forced(runner)
+    with pytest.raises(UserError, match=f"^a text is forced on a server of one rank, and this one has {says}$"):
+        force(text=json.dumps(TEXT), file=str(tmp_path / "l.npy"))
+    assert (is_usual(runner), Batches(runner).all("extend")) == (True, [1])
+
+
+def test_a_text_without_tokens_is_refused(rank):
+    runner, batches, force, file = rank
+    with pytest.raises(UserError, match=r"^a text without tokens cannot be decoded$"):
+        force(text="[]", file=str(file))
+    assert (is_usual(runner), batches.all("extend")) == (True, [1])
+
+
+def test_a_sampler_of_the_runners_own_is_put_back(rank):
+    """Also over a text that did not end, and where nothing is forced."""
+    runner, batches, force, file = rank
+    own = runner.sample = lambda output, _: Runner.sample(runner, output, _)
+    for text in ([2, 2], TEXT):
+        force(text=json.dumps(text), file=str(file))
+    assert runner.sample is not own
+    assert batches.all("extend", "decode", "decode") == TEXT
+    for _ in range(2):
+        with suppress(UserError):
+            force()
+        assert runner.sample is own
+
+
+@pytest.mark.parametrize("wrong", [0, 2])
+@pytest.mark.parametrize("token", [3, -1, VOCAB])
+def test_a_sampler_that_takes_another_token_than_the_likeliest_is_said(rank, wrong, token):
+    """Though the text is decoded all the same; of two that are as likely either is one."""
+    runner, batches, force, file = rank
+    taken = [1, 1, 1]
+    taken[wrong] = token
+    runner.sample = lambda output, _: torch.tensor([taken[batches.passed - 1]])
     force(text=json.dumps(TEXT), file=str(file))
     assert batches.all("extend", "decode", "decode") == TEXT
-    assert force.rows is None
+    says = f"^token {wrong} of a text it is given is not the likeliest by its own logits$"
+    with pytest.raises(UserError, match=says):
+        force()
+    assert not file.exists()
+
+
+def test_of_equal_logits_the_sampler_may_take_either(rank):
+    runner, _, force, file = rank
+    runner.sample = lambda *_: torch.tensor([2])
+    force(text="[5]", file=str(file))
+    mode = SimpleNamespace(is_extend=lambda: True, is_decode=lambda: False)
+    runner.sample(SimpleNamespace(next_token_logits=torch.tensor([[0.0, 2, 2]])), SimpleNamespace(forward_mode=mode))
     force()
-    assert (vars(runner), file.exists()) == ({}, False)
+    assert np.load(file).tolist() == [[0, 2, 2]]
 
 
 def test_a_file_that_cannot_be_is_refused_before_anything_is_forced(rank, tmp_path):
     runner, batches, force, _ = rank
     with pytest.raises(UserError, match="its folder does not exist"):
         force(text=json.dumps(TEXT), file=str(tmp_path / "no" / "logits.npy"))
-    assert (vars(runner), batches.all("extend")) == ({}, [1])
+    assert (is_usual(runner), batches.all("extend")) == (True, [1])
 
 
 class Engine:
     """One rank of SGLang and its request, as far as a text is forced on it; alters: what else goes wrong."""
 
     def __init__(self, alters=lambda tokens: tokens):
-        self.runner, self.alters, self.asked = Runner(), alters, []
+        self.runner, self.alters, self.asked, self.kinds = Runner(), alters, [], None
         self.rank = Forced(self.runner)
 
     def generate(self, input_ids, sampling_params, stream):
         self.asked.append((len(input_ids), sampling_params))
-        kinds = ["extend", *["decode"] * (sampling_params["max_new_tokens"] - 1)]
+        kinds = self.kinds or ["extend", *["decode"] * (sampling_params["max_new_tokens"] - 1)]
         tokens = self.alters(Batches(self.runner).all(*kinds))
         yield {"output_ids": tokens, "meta_info": {"completion_tokens": len(tokens)}}
 
@@ -204,7 +266,7 @@ def test_a_session_forces_a_greedy_request(tmp_path):
     assert answer(engine, tmp_path / "l.npy") == {}
     assert engine.asked == [(6, {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True})]
     assert np.load(tmp_path / "l.npy")[:, 0].tolist() == [0, 1, 2]
-    assert vars(engine.runner) == {}
+    assert is_usual(engine.runner)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +280,19 @@ def test_a_session_forces_a_greedy_request(tmp_path):
 def test_a_session_that_got_other_tokens_says_so(tmp_path, alters, says):
     engine = Engine(alters)
     assert answer(engine, tmp_path / "l.npy") == {"error": says}
-    assert vars(engine.runner) == {}
+    assert is_usual(engine.runner)
+
+
+@pytest.mark.parametrize("decoded", [1, 3])
+def test_a_request_that_fails_says_why_rather_than_what_its_end_says(tmp_path, decoded):
+    def fails(tokens):
+        raise MemoryError("no room")
+
+    engine = Engine(fails)
+    engine.kinds = ["extend", "decode", "decode"][:decoded]
+    assert answer(engine, tmp_path / "l.npy") == {"error": "MemoryError: no room"}
+    assert is_usual(engine.runner)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_tokens_leave_no_file(tmp_path):

@@ -15,6 +15,7 @@ import numpy as np
 
 from ling_prof.errors import UserError
 from optim.designs import Player
+from optim.sglang.forced import check_likeliest
 from optim.sglang.kept import Distance
 from optim.sglang.plan import Plan, labelled, modules_of
 from optim.sglang.workers import Process
@@ -49,14 +50,14 @@ class Distances:
     say: Callable[[str], None] = lambda _: None
 
     @cached_property
-    def declared(self) -> list[Player]:
-        """None where tokens prove nothing, and none of the engine, which has weights of its own."""
+    def needed(self) -> list[Player]:
+        """Whose distances: none where tokens prove nothing, and none of the engine, which has weights of its own."""
         skipped = self.plan.pinned or self.plan.has_engine
         return [] if skipped else declared(self.plan.design_made.combinations)
 
     @property
     def missing(self) -> list[Player]:
-        return [one for one in self.declared if self.store.get("distance", labelled(one)) is None]
+        return [one for one in self.needed if self.store.get("distance", labelled(one)) is None]
 
     def lacks(self, one: Player) -> bool:
         """Whether a server with these passes has to be asked; the baseline while others lack its logits."""
@@ -70,12 +71,16 @@ class Distances:
 
     def keep(self, one: Player, worker: Process) -> None:
         """Asks what is lacking. Raises UserError, and keeps why, where a server's logits cannot be compared."""
-        if self.lacks(one):
-            try:
-                self._keep(one, worker)
-            except UserError as fault:
-                self.store.replace("unjudged", labelled(one), str(fault).rstrip("."))
-                raise
+        if not self.lacks(one):
+            return
+        try:
+            found = self._compared(one, worker) if one else self._kept(worker)
+        except UserError as fault:
+            self.store.replace("unjudged", labelled(one), str(fault).rstrip("."))
+            raise
+        self.store.replace("distance", labelled(one), found)
+        self.store.replace("unjudged", labelled(one), "")
+        self.say(f"{labelled(one)}: its logits are {'compared' if one else 'kept'}")
 
     @property
     def _baseline(self) -> Path:
@@ -85,44 +90,68 @@ class Distances:
     def _made(self) -> Path:
         return self.plan.folder.absolute() / MADE
 
-    def _keep(self, one: Player, worker: Process) -> None:
-        texts = self.store.get("text", labelled(()))
-        if texts is None or (one and not self._baseline.exists()):
-            why = self.store.get("unjudged", labelled(())) or "it was not asked"
-            raise UserError(f"there are no logits without passes ({why})")
-        text = texts[0][:POSITIONS]
+    def _text(self) -> list[int]:
+        """What every server has to decode. Raises UserError where the one without passes gave none."""
+        if (texts := self.store.get("text", labelled(()))) is None:
+            raise self._nothing()
+        return texts[0][:POSITIONS]
+
+    def _nothing(self) -> UserError:
+        why = self.store.get("unjudged", labelled(())) or "it was not asked"
+        return UserError(f"there are no logits without passes ({why})")
+
+    def _kept(self, worker: Process) -> Distance:
+        """Keeps the logits of the baseline, which are as near to themselves as can be where they are finite."""
+        text = self._text()
         with self._forced(worker, text) as made:
-            if not one:
-                _check_own(made, text)
-            found = compared(self._baseline if one else made, made, len(text))
-            if not one:
-                made.replace(self._baseline)
-        self.store.replace("distance", labelled(one), found)
-        self.say(f"{labelled(one)}: its logits are {'compared' if one else 'kept'}")
+            check_likeliest(made, text, "the text without passes")
+            self._made.replace(self._baseline)
+            return _distance(made, 1.0, 0.0, 0.0) if _is_finite(made) else _distance(made)
+
+    def _compared(self, one: Player, worker: Process) -> Distance:
+        """With those of the baseline, which are deleted where they are damaged: the next run makes them anew."""
+        text = self._text()
+        if not self._baseline.exists():
+            raise self._nothing()
+        try:
+            expected = _loaded(self._baseline, len(text))
+        except UserError as fault:
+            self._baseline.unlink(missing_ok=True)
+            raise UserError(f"{fault} and is deleted; run again to make it anew") from None
+        with self._forced(worker, text) as made:
+            return compared(expected, made)
 
     @contextmanager
-    def _forced(self, worker: Process, text: list[int]) -> Iterator[Path]:
-        """The logits of a server on a text, in a file that is deleted in the end."""
+    def _forced(self, worker: Process, text: list[int]) -> Iterator[Any]:
+        """The logits of a server on a text, of a file that is deleted in the end."""
         try:
             worker.ask("logits", isl=self.plan.isl, text=text, file=str(self._made), seed=self.plan.seed)
-            yield self._made
+            yield _loaded(self._made, len(text))
         finally:
             self._made.unlink(missing_ok=True)
 
 
-def compared(expected: Path, found: Path, positions: int) -> Distance:
-    """Two .npy files of logits, (positions, vocab) fp32; no figures where they are not finite.
+def compared(expected: Any, found: Any) -> Distance:
+    """Logits, (positions, vocab) fp32 each; no figures where they are not finite.
 
-    Raises UserError for what is no such file, for two vocabularies, and where torch is missing.
+    Raises UserError for two vocabularies, and where torch is missing.
     """
-    pair = _loaded(expected, positions), _loaded(found, positions)
-    if pair[0].shape != pair[1].shape:
-        raise UserError(f"logits of {pair[1].shape[1]} tokens are compared with some of {pair[0].shape[1]}")
-    if not all(np.isfinite(rows).all() for logits in pair for rows in _blocks(logits)):
-        return {"finite": False, "positions": positions, "top1_agreement": None, "kl_mean": None, "kl_max": None}
-    kl, agrees = _divergences(*pair)
-    figures = {"top1_agreement": float(agrees.mean()), "kl_mean": float(kl.mean()), "kl_max": float(kl.max())}
-    return {"finite": True, "positions": positions, **figures}  # type: ignore[typeddict-item]
+    if expected.shape != found.shape:
+        raise UserError(f"logits of {found.shape[1]} tokens are compared with some of {expected.shape[1]}")
+    if not (_is_finite(expected) and _is_finite(found)):
+        return _distance(found)
+    kl, agrees = _divergences(expected, found)
+    return _distance(found, float(agrees.mean()), float(kl.mean()), float(kl.max()))
+
+
+def _distance(logits: Any, top1_agreement: Any = None, kl_mean: Any = None, kl_max: Any = None) -> Distance:
+    """Without figures where the logits are not finite."""
+    figures = {"top1_agreement": top1_agreement, "kl_mean": kl_mean, "kl_max": kl_max}
+    return {"finite": kl_mean is not None, "positions": len(logits), **figures}  # type: ignore[typeddict-item]
+
+
+def _is_finite(logits: Any) -> bool:
+    return all(np.isfinite(rows).all() for rows in _blocks(logits))
 
 
 def _divergences(expected: Any, found: Any) -> tuple[Any, Any]:
@@ -144,17 +173,11 @@ def _blocks(logits: Any) -> Iterator[Any]:
 
 
 def _loaded(path: Path, positions: int) -> Any:
+    """Of a .npy file, mapped. Raises UserError for what is no such file of as many rows."""
     try:
         logits = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
-        raise UserError(f"{path} holds no logits; delete it and run again") from None
+        raise UserError(f"{path} holds no logits") from None
     if logits.ndim != 2 or len(logits) != positions or logits.dtype != np.float32:
-        raise UserError(f"{path} does not hold {positions} rows of logits; delete it and run again")
+        raise UserError(f"{path} does not hold {positions} rows of logits")
     return logits
-
-
-def _check_own(path: Path, text: list[int]) -> None:
-    """Raises UserError where a token of a server's own text was not a likeliest one: its rows are others, then."""
-    for at, (row, token) in enumerate(zip(_loaded(path, len(text)), text, strict=True)):
-        if not 0 <= token < len(row) or row[token] < row.max():
-            raise UserError(f"token {at} of the text without passes is not the likeliest by its own logits")

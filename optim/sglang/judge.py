@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from optim.designs import Player
-from optim.distance import NOT_FINITE, within
+from optim.distance import NOT_FINITE, first_difference, within
 from optim.sglang import engine, proof
 from optim.sglang.distances import smallest
 from optim.sglang.plan import Plan, labelled
@@ -69,19 +69,21 @@ class Judge:
         reference = () if is_declared else beside
         if (expected := self.store.get("text", labelled(reference))) is None:
             return Verdict(False, f"its tokens cannot be compared: {labelled(reference)} gave none")
-        at = first_difference(text, expected[0])
         if is_declared:
-            return self._distance(one) or self._unjudged(one, at)
-        if at is not None:
+            return self._distance(one) or self._unjudged(one, text, expected[0])
+        if (at := first_difference(text, expected[0])) is not None:
             return Verdict(False, f"token {at} is {text[at]}, with {labelled(beside)} alone {expected[0][at]}")
-        if (there := self._distance(beside)) and not there.ok:
+        there = self._compared(beside, expected[0]) if beside else self._distance(())
+        if there and not there.ok:
             return Verdict(False, there.said if beside == one else f"as with {labelled(beside)} alone: {there.said}")
         return Verdict(True, f"{len(text)} tokens equal, again after a sampled request")
 
-    def _unjudged(self, one: Player, at: int | None) -> Verdict:
+    def _unjudged(self, one: Player, text: list[int], expected: list[int]) -> Verdict:
+        """Where logits were not compared: it may show its speed only where nothing says why, as in older stores."""
+        at = first_difference(text, expected)
         kept = "all tokens are" if at is None else f"the first {at} tokens are"
-        why = self.store.get("unjudged", labelled(one)) or UNJUDGED
-        return Verdict(True, f"not judged: {why}; {kept} those without the passes")
+        why = self.store.get("unjudged", labelled(one))
+        return Verdict(not why, f"not judged: {why or UNJUDGED}; {kept} those without the passes")
 
     def _distance(self, one: Player) -> Verdict | None:
         """By its logits on the text without passes; None where they were not compared."""
@@ -92,9 +94,6 @@ class Judge:
             return Verdict(False, NOT_FINITE, {**NO_FIGURES, **found})
         if None in found.values():
             raise self.store.damaged("distance", labelled(one))
-        ok, said = within(kept["top1_agreement"], kept["kl_mean"], kept["positions"], "the server")
+        agreement, mean, most = (kept[name] for name in ("top1_agreement", "kl_mean", "kl_max"))
+        ok, said = within(agreement, mean, most, kept["positions"], "the server")
         return Verdict(ok, said, {**NO_FIGURES, **found})
-
-
-def first_difference(found: list[int], expected: list[int]) -> int | None:
-    return next((i for i, (x, y) in enumerate(zip(found, expected, strict=False)) if x != y), None)

@@ -50,7 +50,7 @@ SHAPES: dict[str, Any] = {
     "proof": Annotated[list[Proof], Meta(min_length=1)],
     "text": Annotated[list[Tokens], Meta(min_length=2, max_length=2)],  # greedy, and after a sampled request
     "distance": Distance,
-    "unjudged": str,  # why there is no distance
+    "unjudged": str,  # why there is no distance; empty where there is one
     "visit": Visit,
     "trace": str,
 }

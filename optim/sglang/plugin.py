@@ -77,7 +77,7 @@ def _scheduler(asked: Selection, init: Callable[..., None], scheduler: Any, *arg
         init(scheduler, *args, **more)
     prove = partial(_prove, scheduler, rank, asked)
     setattr(scheduler, CALLED, prove)
-    setattr(scheduler, FORCED, Forced(Rank(scheduler).runner, rank == "TP-0"))
+    setattr(scheduler, FORCED, Forced(Rank(scheduler).runner))
     prove()
 
 

@@ -58,8 +58,8 @@ class Rounds:
             size = self.plan.alive or len(combinations)
             for first in range(0, len(combinations), size):
                 group = [one for one in combinations[first : first + size] if not self.failed(one)]
-                if any(self._lacks(start, one) for one in group) and not self._over:
-                    self._group(start, group)
+                if (needed := self._needed(start, group)) and not self._over:
+                    self._group(start, needed)
         self.distances.tidy()
         if self._over:
             self.say("the minutes are over: nothing more is begun")
@@ -99,12 +99,17 @@ class Rounds:
         twice = [*[AGAIN] * (combination == first), *[ALL_AGAIN] * (combination == last != first)]
         return [labelled(combination), *twice]
 
-    def _lacks(self, start: int, combination: Player) -> bool:
-        """Whether a visit or a distance is missing, or its last run ended badly."""
+    def _needed(self, start: int, group: list[Player]) -> list[Player]:
+        """All of a group where a visit of one is missing: times are taken side by side; else those that lack more."""
+        return group if any(self._lacks_visits(start, one) for one in group) else [*filter(self._lacks, group)]
+
+    def _lacks_visits(self, start: int, combination: Player) -> bool:
         visits = [f"{number}/{name}" for number in self._numbers(start) for name in self._visits(combination)]
-        missing = any(self.store.get("visit", visit) is None for visit in visits)
-        missing = missing or self.distances.lacks(combination)
-        return missing or bool(self.store.get("void", labelled(combination)))
+        return any(self.store.get("visit", visit) is None for visit in visits)
+
+    def _lacks(self, combination: Player) -> bool:
+        """Whether its logits have to be asked for, or its last run ended badly."""
+        return self.distances.lacks(combination) or bool(self.store.get("void", labelled(combination)))
 
     def _group(self, start: int, group: list[Player]) -> None:
         with self._workers(group) as workers:

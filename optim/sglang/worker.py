@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,12 @@ class ServerSession:
         self._force(text=json.dumps(text), file=file)
         try:
             tokens = self.generate(isl, len(text), seed)["tokens"]
-        finally:
-            self._force()
+        except Exception:
+            with suppress(Exception):  # the end fails as well, which says less
+                self._force()
+            Path(file).unlink(missing_ok=True)
+            raise
+        self._force()
         if tokens != text:
             Path(file).unlink(missing_ok=True)
             at = next(i for i, (given, came) in enumerate(zip(text, tokens, strict=True)) if given != came)
