@@ -241,8 +241,9 @@ def test_predictions_and_sampling_errors_are_shown_where_there_are_any():
     data["attribution"][0] |= {"predicted_us": 480.0, "predicted_low": 400.0, "predicted_high": 600.0}
     data["attribution"][1] |= {"method": "sampled", "error_us": 7.5}
     page = text(data)
-    assert "shapley +480.0 us passed" in page
-    assert "sampled - passed +/- 7.5 us by the orders drawn" in page
+    assert "shapley +480.0 us 400.0 us to 600.0 us passed" in page
+    assert "What showed that each was on pass proof" in page
+    assert "sampled - - passed +/- 7.5 us by the orders drawn" in page
 
 
 def test_a_failed_pass_shows_no_speed():
