@@ -15,8 +15,9 @@ from typing import Any
 
 from ling_prof.errors import UserError
 from optim import base
+from optim.distance import first_difference
 from optim.engine.generate import Engine, Saved
-from optim.gate import first_difference, refusal, rounding_of
+from optim.gate import refusal, rounding_of
 
 WARM_UP = 4  # steps of a visit that are dropped
 AGAIN, ALL_AGAIN = -1, -2  # numbers of second visits to a window, of the baseline and of all on: the A/A pairs

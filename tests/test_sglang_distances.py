@@ -20,7 +20,7 @@ from optim.sglang.forced import check_likeliest
 
 NEAR = "rounding, declared: top-1 equal at 100.00 % of 8 positions, KL 1.4e-02"
 BOUNDS = "too far from the server without passes (at least 50 %, at most 0.1)"
-FAR = f"top-1 equal at 0.00 % of 8 positions, KL 2.1e+00, 2.1e+00 at one of them: {BOUNDS[:-1]}, 1 at one)"
+FAR = f"top-1 equal at 0.00 % of 8 positions, KL 2.1e+00, 2.1e+00 at one of them: {BOUNDS[:-1]}, 0.5 at one)"
 TOKENS = "all tokens are those without the passes"
 
 
@@ -337,7 +337,7 @@ def test_a_baseline_whose_rows_are_others_is_not_compared_with(fake, asked):
     ("agreement", "kl_mean", "near"), [(0.5, 0.1, True), (0.499, 0.1, False), (0.5, 0.101, False), (1.0, 5.0, False)]
 )
 def test_both_bounds_hold(agreement, kl_mean, near):
-    ok, said = distance.within(agreement, kl_mean, 1.0, 8, "the server")
+    ok, said = distance.within(agreement, kl_mean, 0.5, 8, "the server")
     assert (ok, said.startswith("rounding, declared: "), said.endswith(BOUNDS)) == (near, near, not near)
 
 
@@ -349,7 +349,7 @@ def test_one_position_of_many_that_is_unrelated_is_too_far():
     ok, said = distance.within(kept["top1_agreement"], kept["kl_mean"], kept["kl_max"], 128, "the server")
     assert not ok
     begins = f"top-1 equal at 99.22 % of 128 positions, KL {kept['kl_mean']:.1e}, {kept['kl_max']:.1e} at one of them: "
-    assert said == f"{begins}{BOUNDS[:-1]}, 1 at one)"
+    assert said == f"{begins}{BOUNDS[:-1]}, 0.5 at one)"
 
 
 def test_a_server_is_held_to_the_bound_of_one_position(fake, asked, monkeypatch):
