@@ -25,6 +25,7 @@ COUNTS = (
     *("stream_interval", "speculative_num_draft_tokens", "speculative_num_steps"),
 )
 MOST = 10**6  # of a count
+DEEPEST = 100  # lists and objects in each other
 Info = Mapping[str, Any]
 
 
@@ -34,11 +35,20 @@ def check(info: Info, source: str) -> None:
         if name in COUNTS and value is not None and not (type(value) is int and 0 <= value <= MOST):
             raise _unfit(source, name, value, f"no whole number up to {MOST}")
         try:
-            kept = lock_of({"dtype": "", name: value}).to_dict()
-            text = json.dumps(kept, allow_nan=False, ensure_ascii=False).encode()
+            kept = lock_of({"dtype": "", name: value})
+            _check_depth(kept.server_args)
+            text = json.dumps(kept.to_dict(), allow_nan=False, ensure_ascii=False).encode()
             lock.from_dict(msgspec.json.decode(text), source)
         except (ValueError, RecursionError, msgspec.MsgspecError):
             raise _unfit(source, name, value, "nothing that a file can keep") from None
+
+
+def _check_depth(value: Any, left: int = DEEPEST) -> None:
+    """Raises RecursionError for what is nested deeper, long before anything else does."""
+    if not left:
+        raise RecursionError
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(part, left - 1)
 
 
 def _unfit(source: str, name: str, value: Any, what: str) -> UserError:
