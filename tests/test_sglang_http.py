@@ -241,6 +241,13 @@ def test_a_key_goes_along_and_a_proxy_is_not_asked_about_this_machine(stand_in, 
     assert client.connect(stand_in()).version == "0.5.19"
 
 
+@pytest.mark.parametrize("key", ["a\nb", "\u20ac"])
+def test_what_is_no_key_is_not_sent(stand_in, monkeypatch, key):
+    monkeypatch.setenv("SGLANG_API_KEY", key)
+    with pytest.raises(UserError, match="SGLANG_API_KEY holds more than"):
+        client.connect(stand_in())
+
+
 def test_a_refusal_shows_no_more_than_a_line(stand_in):
     server = client.connect(stand_in(fault="404 /flush_cache"))
     assert server.flush_cache() == "Not Found"

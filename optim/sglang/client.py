@@ -204,6 +204,10 @@ def _opened(url: str, path: str, body: Any, timeout: float) -> Iterator[http.cli
     """The answer to a GET or, with a body, a POST. Raises Refused for an HTTP error, UserError for a broken one."""
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(KEY):
+        if not re.fullmatch(r"[!-~]+", key):
+            raise UserError(
+                f"{KEY} holds more than letters, digits and signs of ASCII, which no key does; set it anew."
+            )
         headers["Authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
     proxies = request.ProxyHandler({} if is_local(url) else None)
