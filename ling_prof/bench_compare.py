@@ -50,7 +50,7 @@ def measured(path: Path, line: int | None = None) -> Measured:
     """
     found = bench_files.objects(path)
     _, first = found[0]
-    if not isinstance(first, dict) or "schema" not in first:
+    if not (isinstance(first, dict) and str(first.get("schema")).startswith("ling-prof.")):
         return _of_lines(path, bench_files.entries_of(path, found), line)
     if line is not None:
         raise UserError(f"{path} holds one benchmark: it has no line {line} to choose.")

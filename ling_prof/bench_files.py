@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from ling_prof import server_info
+from ling_prof import plain_file, server_info
 from ling_prof.errors import UserError
 from ling_prof.lock import ALONE, Lock
 
@@ -154,6 +154,11 @@ def objects(path: Path) -> list[tuple[int, Any]]:
 
     Raises UserError, naming file and line, for what is no JSON.
     """
+    with plain_file.fitting(path, REMEDY):
+        return _objects(path)
+
+
+def _objects(path: Path) -> list[tuple[int, Any]]:
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no regular file; {REMEDY}.")
     try:

@@ -16,6 +16,7 @@ REMEDY = "measure again with ling-prof bench --output FILE"
 Positive = Annotated[float, Meta(gt=1e-12, lt=1e12)]
 Bytes = Annotated[float, Meta(ge=0, lt=1e18)]
 AllBytes = Annotated[float, Meta(gt=0, lt=1e18)]
+MOST = 10**9  # tokens of a request
 
 
 class Run(TypedDict):
@@ -27,8 +28,8 @@ class Run(TypedDict):
     ttft_ms: Positive
     tpot_ms: Positive
     step_ms: Annotated[list[Positive], Meta(min_length=1)]
-    tokens: Annotated[int, Meta(ge=2)]
-    step_tokens: NotRequired[list[Annotated[int, Meta(ge=1)]]]
+    tokens: Annotated[int, Meta(ge=2, le=MOST)]
+    step_tokens: NotRequired[list[Annotated[int, Meta(ge=1, le=MOST)]]]
     accept_length: NotRequired[Positive]
 
 
@@ -129,12 +130,16 @@ def summarize(runs: list[Run]) -> Summary:
 
 
 def _itl(steps: np.ndarray, tokens: np.ndarray) -> Itl:
-    times = np.repeat(steps / tokens, tokens)
-    return {
-        "mean": float(times.mean()),
-        "median": float(np.median(times)),
-        "p99": float(np.quantile(times, 0.99)),
-    }
+    """As if each of the tokens of a step stood there by itself: a step may hold any number of them."""
+    order = np.argsort(steps / tokens)
+    times, ends = (steps / tokens)[order], np.cumsum(tokens[order])
+
+    def quantile(share: float) -> float:
+        at = share * (int(ends[-1]) - 1)
+        below, above = times[np.searchsorted(ends, [math.floor(at), math.ceil(at)], side="right")]
+        return float(below + (above - below) * (at % 1))
+
+    return {"mean": math.fsum(steps) / int(ends[-1]), "median": quantile(0.5), "p99": quantile(0.99)}
 
 
 def range_of(values: list[float]) -> Range:
@@ -143,12 +148,16 @@ def range_of(values: list[float]) -> Range:
 
 def load(path: Path) -> Bench:
     """The benchmark in a file. Raises UserError for what cannot be read, is no JSON, or has another schema or shape."""
-    bench = cast(Bench, plain_file.read(path, SCHEMA, Bench, REMEDY))
-    lock.from_dict(bench["lock"], path)
-    if "floor" in bench:
-        _check_floor(bench["floor"], path)
-    _check_summary(bench, path)
-    return bench
+    with plain_file.fitting(path, REMEDY):
+        bench = cast(Bench, plain_file.read(path, SCHEMA, Bench, REMEDY))
+        lock.from_dict(bench["lock"], path)
+        if "floor" in bench:
+            _check_floor(bench["floor"], path)
+        for number, run in enumerate(bench["runs"], 1):
+            if fault := _fault(run):
+                raise UserError(f"{path}: run {number} has {fault}; {REMEDY}.")
+        _check_summary(bench["summary"], summarize(bench["runs"]), path)
+        return bench
 
 
 def _check_floor(floor: Floor, path: Path) -> None:
@@ -158,11 +167,22 @@ def _check_floor(floor: Floor, path: Path) -> None:
         raise UserError(f"{path}: {said}; {REMEDY}.")
 
 
-def _check_summary(data: Bench, path: Path) -> None:
-    """What is compared must be what was measured."""
-    if any(len(run.get("step_tokens", run["step_ms"])) != len(run["step_ms"]) for run in data["runs"]):
-        raise UserError(f"{path}: a run has not as many step_tokens as step_ms; {REMEDY}.")
-    if not _close(data["summary"], summarize(data["runs"])):
+def _fault(run: Run) -> str:
+    """What in a run contradicts itself; empty: nothing. Without step_tokens a step makes a token."""
+    steps, decoded = run["step_ms"], sum(run.get("step_tokens", [1] * len(run["step_ms"])))
+    if len(run.get("step_tokens", steps)) != len(steps):
+        return "not as many step_tokens as step_ms"
+    if not decoded < run["tokens"]:
+        return f"{run['tokens']} tokens, of which {decoded} came after the first one"
+    if not math.isclose(run["tpot_ms"], math.fsum(steps) / decoded, rel_tol=1e-6, abs_tol=1e-6):
+        return "a tpot_ms that is not that of its steps"
+    return ""
+
+
+def _check_summary(said: Summary, measured: Summary, path: Path) -> None:
+    """What is compared must be what was measured, and no more; keys of a later version are let be."""
+    known = {key: value for key, value in said.items() if key in Summary.__annotations__}
+    if known.keys() != measured.keys() or not _close(known, measured):
         raise UserError(f"{path}: its summary is not that of its runs; {REMEDY}.")
 
 
@@ -173,5 +193,5 @@ def _close(a: Any, b: Any) -> bool:
 
 
 def save(bench: Bench, path: Path) -> None:
-    """Writes the whole file or none of it. Raises UserError where that fails."""
-    plain_file.write(bench, path)
+    """Writes the whole file or none of it. Raises UserError where that fails, or `load` would refuse the file."""
+    plain_file.write(bench, path, load)

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,25 @@ def read(path: Path, schema: str, shape: type, remedy: str) -> Any:
     Raises UserError, which names the file and ends in `remedy`, for what is no JSON, or has another schema or shape;
     also for what cannot be read.
     """
-    data = _decoded(path, remedy)
-    if not isinstance(data, dict) or data.get("schema") != schema:
-        found = data.get("schema", "no schema") if isinstance(data, dict) else "no object"
-        raise UserError(f"{path}: found {found}, not {schema}; {remedy}.")
+    with fitting(path, remedy):
+        data = _decoded(path, remedy)
+        if not isinstance(data, dict) or data.get("schema") != schema:
+            found = data.get("schema", "no schema") if isinstance(data, dict) else "no object"
+            raise UserError(f"{path}: found {found}, not {schema}; {remedy}.")
+        try:
+            msgspec.convert(data, shape)
+        except msgspec.ValidationError as error:
+            raise UserError(f"{path}: not a whole {schema} ({error}); {remedy}.") from None
+        return data
+
+
+@contextmanager
+def fitting(path: Path, remedy: str) -> Iterator[None]:
+    """Raises UserError where what is read from `path` does not fit into memory."""
     try:
-        msgspec.convert(data, shape)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path}: not a whole {schema} ({error}); {remedy}.") from None
-    return data
+        yield
+    except MemoryError:
+        raise UserError(f"{path} is too large for the memory of this machine; {remedy}.") from None
 
 
 def _decoded(path: Path, remedy: str) -> Any:
@@ -62,9 +73,13 @@ def check_writable(path: Path) -> None:
     raise UserError(f"{path} cannot be written: {fault}.")
 
 
-def write(data: Any, path: Path) -> None:
-    """As `write_text`, of data as JSON."""
-    write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", path)
+def write(data: Any, path: Path, load: Callable[[Path], Any] | None = None) -> None:
+    """As `write_bytes`, of data as JSON. Raises UserError also for what JSON cannot hold, such as NaN."""
+    try:
+        text = json.dumps(data, indent=1, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be written: what it would hold is no JSON ({error}).") from None
+    write_bytes(f"{text}\n".encode(), path, load)
 
 
 def write_text(text: str, path: Path) -> None:
@@ -72,16 +87,26 @@ def write_text(text: str, path: Path) -> None:
     write_bytes(text.encode(), path)
 
 
-def write_bytes(data: bytes, path: Path) -> None:
-    """Writes the whole file or none of it. Raises UserError where that fails."""
+def write_bytes(data: bytes, path: Path, load: Callable[[Path], Any] | None = None) -> None:
+    """Writes the whole file or none of it. Raises UserError where that fails, or `load` refuses what it would hold."""
     check_writable(path)
     target = path.resolve()  # a link stays one
     partial = target.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_bytes(data)
+        if load is not None:
+            _check(partial, path, load)
         partial.replace(target)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}).") from None
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+def _check(partial: Path, path: Path, load: Callable[[Path], Any]) -> None:
+    try:
+        load(partial)
+    except UserError as fault:
+        said = str(fault).removeprefix(f"{partial}: ").rstrip(".")
+        raise UserError(f"{path} is not written, for it could not be read again: {said}.") from None

@@ -1,9 +1,14 @@
 """What a SGLang server says of itself (/server_info) and of a request, and its arguments as a lock keeps them."""
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from ling_prof import lock
+from ling_prof.errors import UserError
 from ling_prof.lock import Lock
 
 # No bearing on speed, another value at every start, or not for other eyes: places, names, keys, logs, live state.
@@ -15,7 +20,44 @@ LEFT_OUT = re.compile(
     r"|password|name|names|handler|buckets|template|parser|labels|prefixes|domains|loggers)$"
 )
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+COUNTS = (
+    *("tp_size", "pp_size", "dp_size", "nnodes", "base_gpu_id"),
+    *("stream_interval", "speculative_num_draft_tokens", "speculative_num_steps"),
+)
+MOST = 10**6  # of a count
+DEEPEST = 100  # lists and objects in each other
 Info = Mapping[str, Any]
+
+
+def check(info: Info, source: str) -> None:
+    """Raises UserError, naming `source`, for a count that is none, and for what a lock could not keep in a file."""
+    for name, value in info.items():
+        if name in COUNTS and value is not None and not (type(value) is int and 0 <= value <= MOST):
+            raise _unfit(source, name, value, f"no whole number up to {MOST}")
+        try:
+            kept = lock_of({"dtype": "", name: value})
+            _check_depth(kept.server_args)
+            text = json.dumps(kept.to_dict(), allow_nan=False, ensure_ascii=False).encode()
+            lock.from_dict(msgspec.json.decode(text), source)
+        except (ValueError, RecursionError, msgspec.MsgspecError):
+            raise _unfit(source, name, value, "nothing that a file can keep") from None
+
+
+def _check_depth(value: Any, left: int = DEEPEST) -> None:
+    """Raises RecursionError for what is nested deeper, long before anything else does."""
+    if not left:
+        raise RecursionError
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(part, left - 1)
+
+
+def _unfit(source: str, name: str, value: Any, what: str) -> UserError:
+    try:
+        shown = ascii(value)
+    except RecursionError:
+        shown = f"a {type(value).__name__}, deep in itself"
+    said = f"its server_info says {ascii(name)[1:-1][:60]} {shown[:60]}, which is {what}"
+    return UserError(f"{source}: {said}; give the URL of a SGLang server, or start it anew.")
 
 
 def lock_of(info: Info, **known: Any) -> Lock:

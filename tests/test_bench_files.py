@@ -345,6 +345,10 @@ def test_our_own_benchmark_beside_one_of_sglang(written, tmp_path):
     assert "it has no line 2 to choose" in refused("bench", "compare", str(ours), str(theirs), "--line-a", "2")
 
 
+def test_a_key_of_that_name_makes_no_benchmark_of_ours(written):
+    assert measured(written(SERVING | {"schema": 1}, SERVING | {"schema": "2"})).runs == 2
+
+
 def test_a_damaged_benchmark_of_ours_is_still_refused(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps(without(made(), "summary")))

@@ -2,8 +2,11 @@
 
 import io
 import json
+import math
 from copy import deepcopy
+from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from test_cli import cli, process, refused
@@ -92,6 +95,21 @@ def test_a_benchmark_survives_its_file_with_keys_of_a_later_version(saved):
     assert [p.name for p in path.parent.iterdir()] == ["a.json"]
 
 
+def test_times_between_tokens_are_those_of_each_token():
+    dice = np.random.default_rng(0)
+    for n in range(2, 40):
+        steps, tokens = dice.uniform(1, 9, n), dice.integers(1, 6, n)
+        run = {"ttft_ms": 1.0, "tpot_ms": 1.0, "step_ms": [*steps], "step_tokens": [*tokens], "tokens": 99}
+        times = np.repeat(steps / tokens, tokens)
+        told = {"mean": times.mean(), "median": np.median(times), "p99": np.quantile(times, 0.99)}
+        assert summarize([run])["itl_ms"] == pytest.approx(told, rel=1e-12)
+
+
+def test_a_step_may_hold_any_number_of_tokens():
+    run = {"ttft_ms": 1.0, "tpot_ms": 1.0, "step_ms": [1.0, 1.0], "step_tokens": [10**9, 1], "tokens": 10**9 + 2}
+    assert summarize([run])["itl_ms"] == pytest.approx({"mean": 2e-9, "median": 1e-9, "p99": 1e-9})
+
+
 def without(*keys: str) -> dict:
     bench = place = deepcopy(made())
     for key in keys[:-1]:
@@ -102,6 +120,9 @@ def without(*keys: str) -> dict:
 
 def altered(**changes) -> dict:
     return made() | changes
+
+
+EIGHT = {"mean": 8.0, "low": 8.0, "high": 8.0, "median": 8.0, "p99": 8.0}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +142,17 @@ def altered(**changes) -> dict:
         (altered(runs=[RUNS[0] | {"tpot_ms": 1.7e308}]), "< 1000000000000.0"),
         (altered(runs=RUNS[:1]), "its summary is not that of its runs"),
         (altered(summary=made()["summary"] | {"tokens_per_s": 1.0}), "its summary is not that of its runs"),
+        (altered(summary=made()["summary"] | {"accept_length": EIGHT}), "its summary is not that of its runs"),
+        (altered(summary=made()["summary"] | {"itl_ms": EIGHT}), "its summary is not that of its runs"),
+        (altered(summary=made()["summary"] | {"ttft_ms": EIGHT}), "its summary is not that of its runs"),
+        (altered(runs=[RUNS[0] | {"accept_length": 3.0}] * 2), "its summary is not that of its runs"),
+        (altered(runs=[RUNS[0] | {"tpot_ms": 2.5}]), "run 1 has a tpot_ms that is not that of its steps"),
+        (altered(runs=[RUNS[0], RUNS[1] | {"step_tokens": [1]}]), "run 2 has not as many step_tokens as step_ms"),
+        (altered(runs=[RUNS[0] | {"step_tokens": [10**9, 1]}]), "3 tokens, of which 1000000001 came after the first"),
+        *(
+            (altered(runs=[RUNS[0] | {"step_tokens": [much, 1]}]), "$.runs[0].step_tokens[0]")
+            for much in (10**10, 10**12, 10**30)
+        ),
         (altered(runs=[RUNS[0] | {"tokens": "three"}]), "$.runs[0].tokens"),
         (altered(floor=made()["floor"] | {"bytes_per_token": 2e9}), "add up to 1000000000 bytes"),
     ],
@@ -145,6 +177,27 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         save(made(), tmp_path / ("x" * 300))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", ["\ud800", math.nan, 10**400], ids=["half a character", "NaN", "too large"])
+def test_what_could_not_be_read_again_is_not_written(tmp_path, bad):
+    path = tmp_path / "a.json"
+    path.write_text("before")
+    with pytest.raises(UserError) as error:
+        save(made() | {"clocks": {"sm_mhz": bad, "mem_mhz": None}}, path)
+    assert str(error.value).startswith(f"{path} ")
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.json", "before")]
+
+
+@pytest.mark.parametrize("reader", ["read_bytes", "read_text"])
+def test_a_file_larger_than_the_memory_is_refused(saved, monkeypatch, reader):
+    def full(*_):
+        raise MemoryError
+
+    path = saved("a.json", made())
+    monkeypatch.setattr(Path, reader, full)
+    with pytest.raises(UserError, match=r"a\.json is too large for the memory of this machine; "):
+        bench_compare.measured(path)
 
 
 def test_a_comparison_is_of_mean_times():

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import BUNDLED
-from sglang_server import SPECULATIVE, Behaviour, serving
+from sglang_server import SPECULATIVE, Behaviour, Handler, serving
 from test_cli import cli, refused
 
 from ling_prof import bench_compare, bench_report
@@ -81,6 +82,87 @@ def test_whatever_goes_wrong_is_one_sentence(stand_in, monkeypatch, fault, words
     assert "\n" not in str(error.value)
 
 
+DEEP = json.loads("[" * 400 + "]" * 400)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("tp_size", "x", "tp_size 'x', which is no whole number up to 1000000; give the URL of a SGLang server"),
+        ("stream_interval", "x", "stream_interval 'x', which is no whole number"),
+        ("stream_interval", [1], "stream_interval [1], which is no whole number"),
+        ("nnodes", "z", "nnodes 'z', which is no whole number"),
+        ("pp_size", -1, "pp_size -1, which is no whole number"),
+        ("speculative_num_draft_tokens", "x", "speculative_num_draft_tokens 'x', which is no whole number"),
+        ("mem_fraction_static", math.nan, "mem_fraction_static nan, which is nothing that a file can keep"),
+        ("graphs", {"sizes": [math.inf]}, "graphs {'sizes': [inf]}, which is nothing that a file can keep"),
+        ("attention_backend", "\ud800", "attention_backend '\\ud800', which is nothing that a file can keep"),
+        ("quantization", "\ud800", "quantization '\\ud800', which is nothing that a file can keep"),
+        ("model_path", "\ud800", "model_path '\\ud800', which is nothing that a file can keep"),
+        ("\ud800", 1, "\\ud800 1, which is nothing that a file can keep"),
+        ("graphs", DEEP, "which is nothing that a file can keep"),
+        ("version", "9" * 5000, "is no SGLang server"),
+    ],
+    ids=lambda value: str(value)[:30].encode("ascii", "replace").decode(),
+)
+@pytest.mark.parametrize("command", ["bench", "record"])
+def test_what_a_server_says_of_itself_is_checked_before_it_is_asked_for_anything(tmp_path, command, name, value, words):
+    does = Behaviour(info={name: value})
+    with serving(does) as url, pytest.raises(UserError) as error:
+        measured(url) if command == "bench" else recorded(url, tmp_path, drive=True)
+    assert str(error.value).startswith(url)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert [path for path, _ in does.asked if "server_info" not in path] == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_no_lock_keeps_may_be_anything(stand_in):
+    assert measured(stand_in(info={"internal_states": [math.nan], "log_level": "\ud800"}))["runs"]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"spec_verify_ct": "x"}, "its meta_info has spec_verify_ct: expected `int | null`, got `str`"),
+        ({"spec_verify_ct": math.nan}, "spec_verify_ct: expected"),
+        ({"spec_verify_ct": 1e-300}, "spec_verify_ct: expected"),
+        ({"spec_verify_ct": -3}, "spec_verify_ct: expected `int` >= 0"),
+        ({"cached_tokens": "x"}, "cached_tokens: expected"),
+        ({"completion_tokens": "x"}, "completion_tokens: expected"),
+        ({"completion_tokens": 10**12}, "completion_tokens: expected `int` <= 1000000000"),
+        ({"completion_tokens": 10**8}, "says that 16 tokens which were asked for became 100000000"),
+        ({"completion_tokens": 3, "finish_reason": "full"}, "ended a request after 3 of 16 tokens (full)"),
+        ({"completion_tokens": 3, "finish_reason": {"message": "full"}}, "after 3 of 16 tokens (full)"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_a_server_says_of_a_request_is_checked(stand_in, monkeypatch, said, words):
+    true = Handler._meta
+    monkeypatch.setattr(Handler, "_meta", lambda self, *how: true(self, *how) | said)
+    url = stand_in(info=SPECULATIVE)
+    with pytest.raises(UserError) as error:
+        measured(url)
+    assert str(error.value).startswith(url)
+    assert words in str(error.value)
+
+
+def test_a_piece_that_is_deep_in_itself(stand_in, monkeypatch):
+    monkeypatch.setattr(Handler, "_event", lambda self, _: self._chunk(b"data: " + b"[" * 100_000 + b"\n\n"))
+    with pytest.raises(UserError, match="streams what SGLang does not"):
+        measured(stand_in())
+
+
+@pytest.mark.parametrize("value", ["..", "1e999", "nan", "-5", "1e300", "0x10", "1e-300"])
+def test_counters_that_count_nothing_tell_no_accept_length(stand_in, monkeypatch, tmp_path, value):
+    names, told = (bench.VERIFIED, bench.GENERATED), count()
+    pages = [f"{names[0]} 0\n{names[1]} 0\n", f"{names[0]} {value}\n{names[1]} 40\n"]
+    monkeypatch.setattr(Handler, "metrics", lambda self, _: self._send(200, pages[next(told)]))
+    found = measured(stand_in(info=SPECULATIVE, tells_verified=False))
+    assert any("nor do counters; start the server with --enable-metrics" in note for note in found["notes"])
+    bench_report.save(found, tmp_path / "a.json")
+
+
 def test_a_silent_server_is_not_waited_for_for_ever(stand_in, monkeypatch):
     monkeypatch.setattr(client, "ANSWER_S", 0.2)
     with pytest.raises(UserError, match=r"says nothing to /server_info for 0.2 s"):
@@ -96,7 +178,18 @@ def test_no_server_is_said_with_how_to_start_one():
 
 @pytest.mark.parametrize(
     "url",
-    ["localhost:30000", "ftp://host", "http://", "http://host:port", "http://me:word@host", "http://host/?a=1", ""],
+    [
+        "localhost:30000",
+        "ftp://host",
+        "http://host/\u00e9",
+        "http://host/a b",
+        "http://host/\udc80",
+        "http://",
+        "http://host:port",
+        "http://me:word@host",
+        "http://host/?a=1",
+        "",
+    ],
 )
 def test_what_is_no_address_of_a_server(url):
     with pytest.raises(UserError, match="--url takes the address of a server"):
@@ -125,6 +218,13 @@ def test_what_is_no_address_of_a_server(url):
         (("record", "sglang", "--url", "http://h", "--layers"), "a running server cannot switch its graphs off"),
         (("record", "sglang", "--url", "http://h", "-o", "/dev/null/new"), "cannot be written"),
         (("record", "sglang", "--url", "http://h", "-o", str(BUNDLED)), "is not empty; give a new folder"),
+        (("record", "sglang", "--url", "http://h", "--timeout", "1e12"), "--timeout takes no more than 10000000"),
+        (("bench", "sglang", "--url", "http://h", "--isl", "9" * 20), "--isl takes no more than 10000000"),
+        (("bench", "sglang", "--url", "http://h", "--osl", "9" * 20), "--osl takes no more than 10000000"),
+        (
+            ("record", "sglang", "--url", "http://h", "--layers-from", "/nonexist"),
+            "/nonexist cannot be read, which --layers-from names; nothing was recorded",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -139,6 +239,13 @@ def test_a_key_goes_along_and_a_proxy_is_not_asked_about_this_machine(stand_in, 
     monkeypatch.setenv("SGLANG_API_KEY", "word")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert client.connect(stand_in()).version == "0.5.19"
+
+
+@pytest.mark.parametrize("key", ["a\nb", "\u20ac"])
+def test_what_is_no_key_is_not_sent(stand_in, monkeypatch, key):
+    monkeypatch.setenv("SGLANG_API_KEY", key)
+    with pytest.raises(UserError, match="SGLANG_API_KEY holds more than"):
+        client.connect(stand_in())
 
 
 def test_a_refusal_shows_no_more_than_a_line(stand_in):
@@ -465,6 +572,15 @@ def test_a_signal_ends_the_server_and_leaves_no_log(launchable, monkeypatch, tmp
     assert not list(tmp_path.glob("ling-prof-sglang-*"))
     assert signal.getsignal(signal.SIGTERM) == before
     assert len(os.listdir("/proc/self/fd")) <= opened  # another test's may be collected meanwhile
+
+
+def test_a_server_that_answers_oddly_is_not_waited_for(launchable, monkeypatch):
+    def connect(_):
+        raise client.Unfit("it says tp_size 'x'.")
+
+    monkeypatch.setattr(own, "connect", connect)
+    with pytest.raises(UserError, match=r"it says tp_size 'x'; the server's log is"), own.launched("m"):
+        pass
 
 
 def test_a_server_that_never_serves_is_given_up(launchable, monkeypatch):

@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 from urllib import error, request
 from urllib.parse import urlsplit
 
+import msgspec
+
+from ling_prof import server_info
 from ling_prof.errors import UserError
 from ling_prof.units import one_line
 
@@ -20,7 +23,19 @@ OLDEST, KNOWN = (0, 5, 6), (0, 5, 19)  # /server_info exists from OLDEST on; wri
 KEY = "SGLANG_API_KEY"
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 ANSWER_S, TOKEN_S = 30, 600  # longest silence: of a control request; of a stream, whose prefill may compile
+BEYOND = 256  # tokens that a last commit may make beyond those asked
 START = "start one with: python -m sglang.launch_server --model-path MODEL"
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+
+
+class Piece(TypedDict):
+    """What of a piece's meta_info is used, all of it tokens but the verify steps."""
+
+    completion_tokens: NotRequired[Count]
+    cached_tokens: NotRequired[Count | None]
+    spec_verify_ct: NotRequired[Count | None]
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,7 @@ class Server:
             return {}
         found: dict[str, float] = {}
         for line in lines:
-            if counted := re.match(r"(sglang[:_]\w+_total)(?:\{.*\})?\s+([\d.eE+-]+)", line):
+            if counted := re.match(r"(sglang[:_]\w+_total)(?:\{.*\})?\s+(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)(?!\S)", line):
                 found[counted[1]] = found.get(counted[1], 0.0) + float(counted[2])
         return found
 
@@ -100,6 +115,10 @@ class Server:
                     lines.append((time.perf_counter() - sent, line))  # parsed later: parsing takes time
                     seen(len(lines))
         return _reply(self.url, lines, tokens)
+
+
+class Unfit(UserError):
+    """A server that answers, but not as SGLang does: waiting makes it no better."""
 
 
 class Refused(UserError):
@@ -122,6 +141,10 @@ def connect(url: str) -> Server:
         raise UserError(f"{said}; update it to {_name(OLDEST)} or later.")
     if info is None:
         raise UserError(f"{url} answers, but is no SGLang server (it has no /server_info); give the URL of one.")
+    try:
+        server_info.check(info, url)
+    except UserError as fault:
+        raise Unfit(str(fault)) from None
     return Server(url, info)
 
 
@@ -132,7 +155,7 @@ def checked(url: str) -> str:
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         good = False
-    if not good or parts.username or parts.query or parts.fragment:
+    if not good or not re.fullmatch(r"[!-~]+", url) or parts.username or parts.query or parts.fragment:
         raise UserError(f"--url takes the address of a server, such as http://127.0.0.1:30000, not {url!r}.")
     return url.rstrip("/")
 
@@ -169,9 +192,10 @@ def _info(url: str, path: str) -> dict[str, Any] | None:
         if refusal.status == 503:
             raise UserError(f"{url} is still starting; try again when it serves.") from None
         raise
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     known = isinstance(said, dict) and isinstance(said.get("version"), str) and "model_path" in said
+    known = known and len(said["version"]) < 100
     return said if known else None
 
 
@@ -180,6 +204,10 @@ def _opened(url: str, path: str, body: Any, timeout: float) -> Iterator[http.cli
     """The answer to a GET or, with a body, a POST. Raises Refused for an HTTP error, UserError for a broken one."""
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(KEY):
+        if not re.fullmatch(r"[!-~]+", key):
+            raise UserError(
+                f"{KEY} holds more than letters, digits and signs of ASCII, which no key does; set it anew."
+            )
         headers["Authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
     proxies = request.ProxyHandler({} if is_local(url) else None)
@@ -202,13 +230,14 @@ def _why(reason: Any) -> str:
 
 def _words(refusal: error.HTTPError) -> str:
     """The message in an error's body, or its beginning."""
-    text = refusal.read(10_000).decode(errors="replace").strip()
+    text = ""
     try:
+        text = refusal.read(10_000).decode(errors="replace").strip()
         said = json.loads(text)
         while isinstance(said, dict):
             said = next(said[key] for key in ("error", "message", "detail") if key in said)
         text = said
-    except (ValueError, StopIteration):
+    except (ValueError, RecursionError, StopIteration, OSError, http.client.HTTPException):
         pass
     return one_line(str(text))[:300].rstrip(".") or refusal.reason
 
@@ -228,8 +257,12 @@ def _reply(url: str, lines: list[tuple[float, bytes]], tokens: int) -> Reply:
             ids = _ids(ids, piece.get("output_ids"), count)
     got = counts[-1] if counts else 0
     if got < tokens:
-        reason = one_line(str((meta.get("finish_reason") or {}).get("message") or "its log may tell why"))
-        raise UserError(f"{url} ended a request after {got} of {tokens} tokens ({reason[:300].rstrip('.')}).")
+        finish = meta.get("finish_reason")
+        said = (finish.get("message") if isinstance(finish, dict) else finish) or "its log may tell why"
+        reason = one_line(str(said))[:300].rstrip(".")
+        raise UserError(f"{url} ended a request after {got} of {tokens} tokens ({reason}).")
+    if got > tokens + BEYOND:
+        raise UserError(f"{url} says that {tokens} tokens which were asked for became {got}; its log may tell why.")
     return Reply(times, counts, ids, meta)
 
 
@@ -237,12 +270,21 @@ def _piece(url: str, data: bytes) -> dict[str, Any]:
     try:
         piece = json.loads(data)
         meta = piece.get("meta_info") if isinstance(piece, dict) else None
-        if isinstance(meta, dict) and isinstance(meta.get("completion_tokens", 0), int):
+        if isinstance(meta, dict):
+            msgspec.convert(meta, Piece)
             return piece
         said = piece["error"]["message"]
-    except (ValueError, TypeError, KeyError):
+    except msgspec.ValidationError as fault:
+        raise UserError(f"{url} streams what SGLang does not: its meta_info has {_lower(fault)}.") from None
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise UserError(f"{url} streams what SGLang does not: {one_line(repr(data[:60]))}.") from None
     raise UserError(f"{url} refuses the request ({one_line(str(said))[:300].rstrip('.')}).")
+
+
+def _lower(fault: msgspec.ValidationError) -> str:
+    """'spec_verify_ct: expected `int`, got `str`'."""
+    what, _, where = str(fault).partition(" - at `$.")
+    return f"{where.rstrip('`')}: {what[:1].lower()}{what[1:]}"
 
 
 def _ids(before: list[int], piece: Any, count: int) -> list[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ling_prof.errors import UserError
 from optim.sglang import processes
-from optim.sglang.client import Refused, Server, connect
+from optim.sglang.client import Refused, Server, Unfit, connect
 
 START_S = 1800  # a first start compiles for minutes, and weights may be large
 POLL_S = 0.5
@@ -81,6 +81,8 @@ def _awaited(process: subprocess.Popen, url: str) -> Server:
         except Refused as refusal:
             if refusal.status != 503:
                 raise
+        except Unfit:
+            raise
         except UserError:
             pass  # not there yet
         time.sleep(POLL_S)
