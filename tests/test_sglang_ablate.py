@@ -184,6 +184,45 @@ def test_a_server_that_does_not_start_costs_only_its_own(fake, asked):
     assert of(found["attribution"], "bf16_gate")["gain_us"] == 30.0
 
 
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"odd": {"sizes": [32]}}, "gave its 32 tokens in one piece, so that no time per token .* a larger --osl"),
+        ({"odd": {"ends_ns": []}}, "gave an answer that is none .*ends_ns.*; its log is none.log; run again"),
+        ({"odd": {"sizes": []}}, "gave an answer that is none .*sizes"),
+        ({"odd": {"ends_ns": None}}, "gave an answer that is none .*ends_ns"),
+        ({"odd": {"accept_length": 0}}, "gave an answer that is none .*accept_length"),
+        ({"odd": {"ttft_ms": float("nan")}}, "gave an answer that is none"),
+        ({"odd": {"ends_ns": [5] * 32}}, "gave a token every 0 ns, which is no time; run again"),
+        ({"odd": {"ends_ns": [9, 5]}}, "gave a token every -.* ns, which is no time; run again"),
+        ({"odd": {"tokens": [1]}}, "gave 1 of 32 tokens; run again"),
+        ({"line": "Loading weights"}, "gave an answer that is none .*: Loading weights; its log is none.log"),
+        ({"line": "[]"}, r"gave an answer that is none .*: \[\]; its log is"),
+    ],
+)
+def test_an_answer_that_is_none_is_said_and_not_kept(fake, asked, how, says):
+    fake(**how)
+    options = asked("pdl", sample=2)
+    with pytest.raises(UserError, match=rf"no round is complete \(without passes: SGLang {says}"):
+        ablate.measured(options)
+    fake()
+    assert ablate.measured(options)["windows"] == 2
+
+
+def test_facts_that_are_none_are_said(fake, asked):
+    fake(facts={"hardware": 5})
+    with pytest.raises(UserError, match=r"SGLang gave an answer that is none .*hardware"):
+        ablate.measured(asked("pdl", sample=2))
+
+
+def test_a_recording_that_is_gone_is_said(fake, asked):
+    fake(file="/nowhere/1.json.gz")
+    said = []
+    found = ablate.measured(asked("pdl", sample=2, traces=True), said.append)
+    assert [rung["trace"] for rung in found["ladder"]] == [None, None]
+    assert "none: /nowhere/1.json.gz holds no recording, which SGLang said that it left there; run again" in said
+
+
 def test_without_a_baseline_nothing_is_said(fake, asked):
     fake(never=True)
     said = []
