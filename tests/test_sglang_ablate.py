@@ -384,7 +384,7 @@ VISIT = '{"ns": 2e6, "ttft_ms": 1.0, "accept_length": %s}'
         ("text", "none", ["5", "[[1]]", "[[],[]]", "[[1, 2], [1]]", '["x", "y"]']),
         ("visit", "0/none", ['"x"', "{}", '{"ns": "a"}', *(VISIT % odd for odd in ("null", "0", "-1", "1e9"))]),
         ("visit", "0/A/A", [VISIT.replace("2e6", ns) % 1 for ns in ("1e300", "0", "-1")]),
-        ("trace", "pdl", ["5"]),
+        ("trace", "pdl", ["5", '"00-baseline.json.gz"', '"."', f'"{"x" * 5000}"']),
         ("void", "pdl", ["5"]),
     ],
 )
@@ -399,6 +399,37 @@ def test_a_damaged_row_is_said(kept, kind, name, values):
             ablate.measured(options)
         (options.folder / ablate.STORE).write_bytes(whole)
     assert ablate.measured(options)
+
+
+def test_a_recording_that_is_a_folder_is_said(kept):
+    options, _ = kept
+    (options.folder / "00-baseline.json.gz").unlink()
+    (options.folder / "00-baseline.json.gz").mkdir()
+    with pytest.raises(UserError, match=r"00-baseline\.json\.gz is no file that can be read; move it away and run"):
+        ablate.measured(options)
+
+
+@pytest.mark.parametrize("name", ["none.log", "proof-none-TP-0.json", "logits-made.npy", "logits-baseline.npy"])
+def test_a_folder_in_a_files_place_is_said_before_anything_runs(fake, asked, name):
+    fake()
+    options = asked("pdl", sample=2)
+    (options.folder / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=rf"{name} cannot be (written anew|deleted) \(.*\); move it away"):
+        ablate.measured(options)
+    (options.folder / name).rmdir()
+    assert ablate.measured(options)["windows"] == 2
+
+
+def test_a_folder_in_a_recordings_place_is_said_before_it_is_made(fake, asked):
+    fake()
+    options, said = asked("pdl", sample=2, traces=True), []
+    place = options.folder / "00-baseline.json.gz"
+    place.mkdir(parents=True)
+    ablate.measured(options, said.append)
+    assert f"none: {place} is no regular file; move it away and run again" in said
+    assert not [*options.folder.glob("*TP-0.trace.json.gz")]
+    place.rmdir()
+    assert ablate.measured(options)["ladder"][0]["trace"] == place.name
 
 
 def test_a_dtype_that_is_no_name_is_kept_as_it_is_written(fake, asked):

@@ -294,6 +294,10 @@ def test_what_cannot_be_compared_is_said(tmp_path, monkeypatch):
         np.save(file, odd)
         with pytest.raises(UserError, match=rf"f\.npy does not hold {positions} rows of logits$"):
             distances._loaded(file, positions)
+    with open(file, "wb") as archive:
+        np.savez(archive, rows)
+    with pytest.raises(UserError, match=r"f\.npy holds no logits$"):
+        distances._loaded(file, 4)
     with pytest.raises(UserError, match=r"gone\.npy holds no logits$"):
         distances._loaded(tmp_path / "gone.npy", 4)
     with pytest.raises(UserError, match="logits of 2 tokens are compared with some of 3"):

@@ -65,9 +65,9 @@ class Distances:
 
     def tidy(self) -> None:
         """Deletes logits that are of no use, such as those of another text: call it before and after a run."""
-        self._made.unlink(missing_ok=True)
+        _delete(self._made)
         if not self.missing or self.store.get("text", labelled(())) is None:
-            self._baseline.unlink(missing_ok=True)
+            _delete(self._baseline)
 
     def keep(self, one: Player, worker: Process) -> None:
         """Asks what is lacking. Raises UserError, and keeps why, where a server's logits cannot be compared."""
@@ -116,7 +116,7 @@ class Distances:
         try:
             expected = _loaded(self._baseline, len(text))
         except UserError as fault:
-            self._baseline.unlink(missing_ok=True)
+            _delete(self._baseline)
             raise UserError(f"{fault} and is deleted; run again to make it anew") from None
         with self._forced(worker, text) as made:
             return compared(expected, made)
@@ -128,7 +128,15 @@ class Distances:
             worker.ask("logits", isl=self.plan.isl, text=text, file=str(self._made), seed=self.plan.seed)
             yield _loaded(self._made, len(text))
         finally:
-            self._made.unlink(missing_ok=True)
+            _delete(self._made)
+
+
+def _delete(path: Path) -> None:
+    """A file that may be there. Raises UserError where that fails."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be deleted ({error.strerror}); move it away and run again.") from None
 
 
 def compared(expected: Any, found: Any) -> Distance:
@@ -175,8 +183,8 @@ def _blocks(logits: Any) -> Iterator[Any]:
 def _loaded(path: Path, positions: int) -> Any:
     """Of a .npy file, mapped. Raises UserError for what is no such file of as many rows."""
     try:
-        logits = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        logits = np.lib.format.open_memmap(path, mode="r")
+    except Exception:  # a damaged header fails in many ways
         raise UserError(f"{path} holds no logits") from None
     if logits.ndim != 2 or len(logits) != positions or logits.dtype != np.float32:
         raise UserError(f"{path} does not hold {positions} rows of logits")

@@ -111,8 +111,12 @@ class Rounds:
         return any(self.store.get("visit", visit) is None for visit in visits)
 
     def _lacks(self, combination: Player) -> bool:
-        """Whether its logits have to be asked for, or its last run ended badly."""
-        return self.distances.lacks(combination) or bool(self.store.get("void", labelled(combination)))
+        """Whether its logits or its recording have to be asked for, or its last run ended badly."""
+        unrecorded = self.plan.traces and combination in traces_of(self.plan) and not self._is_recorded(combination)
+        return unrecorded or self.distances.lacks(combination) or bool(self.store.get("void", labelled(combination)))
+
+    def _is_recorded(self, combination: Player) -> bool:
+        return self.store.get("trace", labelled(combination)) is not None
 
     def _group(self, start: int, group: list[Player]) -> None:
         with self._workers(group) as workers:
@@ -243,9 +247,11 @@ class Rounds:
 
     def _record(self, combination: Player, worker: Process) -> None:
         name = traces_of(self.plan)[combination]
-        if self.store.get("trace", labelled(combination)) is None:
+        if not self._is_recorded(combination):
+            if os.path.lexists(place := self.plan.folder / name) and not place.is_file():
+                raise UserError(f"{place} is no regular file; move it away and run again")
             made = worker.ask("trace", Recording, folder=str(self.plan.folder), isl=self.plan.isl, steps=RECORDED)
-            _move(Path(made["file"]), self.plan.folder / name)
+            _move(Path(made["file"]), place)
             self.store.put("trace", labelled(combination), name)
             self.say(f"{name} is recorded")
 

@@ -72,8 +72,7 @@ class Process:
         self.log = setup.folder / f"{label}.log"
         self.name, self.rest = NAMES[setup.kind], b""
         self.proof = setup.folder / f"proof-{label}.json"
-        for old in proof.files(self.proof):
-            old.unlink()
+        self._clear()
         spec = {"kind": setup.kind, "model": str(setup.model), "arguments": dict(setup.arguments)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -88,6 +87,14 @@ class Process:
         assert self.process.stdin
         assert self.process.stdout
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
+
+    def _clear(self) -> None:
+        """Deletes an earlier proof and log. Raises UserError where that fails."""
+        for old in [self.log, *proof.files(self.proof)]:
+            try:
+                old.unlink(missing_ok=True)
+            except OSError as error:
+                raise UserError(f"{old} cannot be written anew ({error.strerror}); move it away, run again.") from None
 
     def ready(self, seconds: float = START_S, shape: Any = dict) -> Any:
         """Waits for the start -> optim.sglang.worker's facts."""
