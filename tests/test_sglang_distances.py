@@ -224,6 +224,19 @@ def test_damaged_logits_are_deleted_and_made_anew_by_the_next_run(fake, asked, a
     assert ready(said) == ["bf16_gate", "none"]
 
 
+@pytest.mark.parametrize("odd", [np.nan, 0.0])
+def test_other_logits_in_the_baselines_file_are_not_compared_with(fake, asked, odd):
+    fake(logits={"bf16_gate": "no."})
+    options = asked("bf16_gate", alive=1, sample=2)
+    ablate.measured(options)
+    np.save(options.folder / distances.BASELINE, np.full((8, 1000), odd, np.float32))
+    fake(logits={"bf16_gate": "near"})
+    says = gates(ablate.measured(options))["bf16_gate"]
+    kept = "logits-baseline.npy does not hold the logits that were kept and is deleted; run again to make it anew"
+    assert says.endswith(f"{kept}; {TOKENS}")
+    assert gates(ablate.measured(options))["bf16_gate"] == NEAR
+
+
 def test_a_store_without_distances_is_reported_on(fake, asked, monkeypatch):
     """As those made before there were any."""
     fake(changes="bf16_gate", logits={"bf16_gate": "far"})

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ling_prof.errors import UserError
+from ling_prof.plain_file import sha256
 from optim.designs import Player
 from optim.sglang.forced import check_likeliest
 from optim.sglang.kept import Distance
@@ -106,6 +107,7 @@ class Distances:
         with self._forced(worker, text) as made:
             check_likeliest(made, text, "the text without passes")
             self._made.replace(self._baseline)
+            self.store.replace("logits", labelled(()), sha256(self._baseline))
             return _distance(made, 1.0, 0.0, 0.0) if _is_finite(made) else _distance(made)
 
     def _compared(self, one: Player, worker: Process) -> Distance:
@@ -115,6 +117,8 @@ class Distances:
             raise self._nothing()
         try:
             expected = _loaded(self._baseline, len(text))
+            if sha256(self._baseline) != self.store.get("logits", labelled(())):
+                raise UserError(f"{self._baseline} does not hold the logits that were kept")
         except UserError as fault:
             _delete(self._baseline)
             raise UserError(f"{fault} and is deleted; run again to make it anew") from None

@@ -73,6 +73,7 @@ SHAPES: dict[str, Any] = {
     "proof": Annotated[list[Proof], Meta(min_length=1)],
     "text": Annotated[list[Tokens], Meta(min_length=2, max_length=2)],  # greedy, and after a sampled request
     "distance": Distance,
+    "logits": str,  # SHA-256 of the file of those without passes
     "unjudged": str,  # why there is no distance; empty where there is one
     "visit": Visit,
     "trace": str,
