@@ -4,7 +4,9 @@ FAKE in the environment is JSON: base (ns a token), gains (by pass), trace (a re
 the start (void), change a token (changes), do so after a sampled request (leaks), or end the process at a measured
 request (dies; after: how many are served before); lies is one whose proof is wrong; with never, the server without
 passes does not start; facts: what it says of itself beside the usual; slow: s that a start takes; logits: by pass what
-they are: "near", "far", "nan", or a fault in its own words ("none": without passes; all: "exact").
+they are: "near", "far", "nan", or a fault in its own words ("none": without passes; all: "exact"); odd: what is other
+in the answers to measured requests (null: it lacks that), line: what it prints instead; file: where it says its
+recording is.
 """
 
 import json
@@ -57,7 +59,13 @@ def generate(isl: int, osl: int, seed: int = 0, temperature: float = 0.0) -> dic
         tokens[3] = -1
     ns = FAKE["base"] - sum(FAKE["gains"].get(name, 0) for name in ON)
     ends = [1_000_000 + i * ns for i in range(osl)]
-    return {"tokens": tokens, "ttft_ms": 1.0, "ends_ns": ends, "sizes": [1] * osl, "accept_length": 1.0}
+    found = {"tokens": tokens, "ttft_ms": 1.0, "ends_ns": ends, "sizes": [1] * osl, "accept_length": 1.0}
+    if osl != FAKE["osl"]:
+        return found
+    if "line" in FAKE:
+        print(FAKE["line"], flush=True)
+    found |= FAKE.get("odd", {})
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def logits(isl: int, text: list[int], file: str, seed: int = 0) -> dict:
@@ -77,7 +85,7 @@ def logits(isl: int, text: list[int], file: str, seed: int = 0) -> dict:
 def trace(folder: str, isl: int, steps: int) -> dict:
     made = Path(folder) / f"{os.getpid()}-TP-0.trace.json.gz"
     shutil.copy(FAKE["trace"], made)
-    return {"file": str(made)}
+    return {"file": FAKE.get("file", str(made))}
 
 
 time.sleep(FAKE.get("slow", 0))

@@ -184,6 +184,45 @@ def test_a_server_that_does_not_start_costs_only_its_own(fake, asked):
     assert of(found["attribution"], "bf16_gate")["gain_us"] == 30.0
 
 
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"odd": {"sizes": [32]}}, "gave its 32 tokens in one piece, so that no time per token .* a larger --osl"),
+        ({"odd": {"ends_ns": []}}, "gave an answer that is none .*ends_ns.*; its log is none.log; run again"),
+        ({"odd": {"sizes": []}}, "gave an answer that is none .*sizes"),
+        ({"odd": {"ends_ns": None}}, "gave an answer that is none .*ends_ns"),
+        ({"odd": {"accept_length": 0}}, "gave an answer that is none .*accept_length"),
+        ({"odd": {"ttft_ms": float("nan")}}, "gave an answer that is none"),
+        ({"odd": {"ends_ns": [5] * 32}}, "gave a token every 0 ns, which is no time; run again"),
+        ({"odd": {"ends_ns": [9, 5]}}, "gave a token every -.* ns, which is no time; run again"),
+        ({"odd": {"tokens": [1]}}, "gave 1 of 32 tokens; run again"),
+        ({"line": "Loading weights"}, "gave an answer that is none .*: Loading weights; its log is none.log"),
+        ({"line": "[]"}, r"gave an answer that is none .*: \[\]; its log is"),
+    ],
+)
+def test_an_answer_that_is_none_is_said_and_not_kept(fake, asked, how, says):
+    fake(**how)
+    options = asked("pdl", sample=2)
+    with pytest.raises(UserError, match=rf"no round is complete \(without passes: SGLang {says}"):
+        ablate.measured(options)
+    fake()
+    assert ablate.measured(options)["windows"] == 2
+
+
+def test_facts_that_are_none_are_said(fake, asked):
+    fake(facts={"hardware": 5})
+    with pytest.raises(UserError, match=r"SGLang gave an answer that is none .*hardware"):
+        ablate.measured(asked("pdl", sample=2))
+
+
+def test_a_recording_that_is_gone_is_said(fake, asked):
+    fake(file="/nowhere/1.json.gz")
+    said = []
+    found = ablate.measured(asked("pdl", sample=2, traces=True), said.append)
+    assert [rung["trace"] for rung in found["ladder"]] == [None, None]
+    assert "none: /nowhere/1.json.gz holds no recording, which SGLang said that it left there; run again" in said
+
+
 def test_without_a_baseline_nothing_is_said(fake, asked):
     fake(never=True)
     said = []
@@ -345,7 +384,7 @@ VISIT = '{"ns": 2e6, "ttft_ms": 1.0, "accept_length": %s}'
         ("text", "none", ["5", "[[1]]", "[[],[]]", "[[1, 2], [1]]", '["x", "y"]']),
         ("visit", "0/none", ['"x"', "{}", '{"ns": "a"}', *(VISIT % odd for odd in ("null", "0", "-1", "1e9"))]),
         ("visit", "0/A/A", [VISIT.replace("2e6", ns) % 1 for ns in ("1e300", "0", "-1")]),
-        ("trace", "pdl", ["5"]),
+        ("trace", "pdl", ["5", '"00-baseline.json.gz"', '"."', f'"{"x" * 5000}"']),
         ("void", "pdl", ["5"]),
     ],
 )
@@ -360,6 +399,37 @@ def test_a_damaged_row_is_said(kept, kind, name, values):
             ablate.measured(options)
         (options.folder / ablate.STORE).write_bytes(whole)
     assert ablate.measured(options)
+
+
+def test_a_recording_that_is_a_folder_is_said(kept):
+    options, _ = kept
+    (options.folder / "00-baseline.json.gz").unlink()
+    (options.folder / "00-baseline.json.gz").mkdir()
+    with pytest.raises(UserError, match=r"00-baseline\.json\.gz is no file that can be read; move it away and run"):
+        ablate.measured(options)
+
+
+@pytest.mark.parametrize("name", ["none.log", "proof-none-TP-0.json", "logits-made.npy", "logits-baseline.npy"])
+def test_a_folder_in_a_files_place_is_said_before_anything_runs(fake, asked, name):
+    fake()
+    options = asked("pdl", sample=2)
+    (options.folder / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=rf"{name} cannot be (written anew|deleted) \(.*\); move it away"):
+        ablate.measured(options)
+    (options.folder / name).rmdir()
+    assert ablate.measured(options)["windows"] == 2
+
+
+def test_a_folder_in_a_recordings_place_is_said_before_it_is_made(fake, asked):
+    fake()
+    options, said = asked("pdl", sample=2, traces=True), []
+    place = options.folder / "00-baseline.json.gz"
+    place.mkdir(parents=True)
+    ablate.measured(options, said.append)
+    assert f"none: {place} is no regular file; move it away and run again" in said
+    assert not [*options.folder.glob("*TP-0.trace.json.gz")]
+    place.rmdir()
+    assert ablate.measured(options)["ladder"][0]["trace"] == place.name
 
 
 def test_a_dtype_that_is_no_name_is_kept_as_it_is_written(fake, asked):

@@ -224,6 +224,19 @@ def test_damaged_logits_are_deleted_and_made_anew_by_the_next_run(fake, asked, a
     assert ready(said) == ["bf16_gate", "none"]
 
 
+@pytest.mark.parametrize("odd", [np.nan, 0.0])
+def test_other_logits_in_the_baselines_file_are_not_compared_with(fake, asked, odd):
+    fake(logits={"bf16_gate": "no."})
+    options = asked("bf16_gate", alive=1, sample=2)
+    ablate.measured(options)
+    np.save(options.folder / distances.BASELINE, np.full((8, 1000), odd, np.float32))
+    fake(logits={"bf16_gate": "near"})
+    says = gates(ablate.measured(options))["bf16_gate"]
+    kept = "logits-baseline.npy does not hold the logits that were kept and is deleted; run again to make it anew"
+    assert says.endswith(f"{kept}; {TOKENS}")
+    assert gates(ablate.measured(options))["bf16_gate"] == NEAR
+
+
 def test_a_store_without_distances_is_reported_on(fake, asked, monkeypatch):
     """As those made before there were any."""
     fake(changes="bf16_gate", logits={"bf16_gate": "far"})
@@ -294,6 +307,10 @@ def test_what_cannot_be_compared_is_said(tmp_path, monkeypatch):
         np.save(file, odd)
         with pytest.raises(UserError, match=rf"f\.npy does not hold {positions} rows of logits$"):
             distances._loaded(file, positions)
+    with open(file, "wb") as archive:
+        np.savez(archive, rows)
+    with pytest.raises(UserError, match=r"f\.npy holds no logits$"):
+        distances._loaded(file, 4)
     with pytest.raises(UserError, match=r"gone\.npy holds no logits$"):
         distances._loaded(tmp_path / "gone.npy", 4)
     with pytest.raises(UserError, match="logits of 2 tokens are compared with some of 3"):

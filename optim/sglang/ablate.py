@@ -1,5 +1,6 @@
 """The ablation of a SGLang server as the same report as the engine's, made from what `rounds` kept."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from optim.sglang.judge import Judge, Verdict
 from optim.sglang.kept import SHAPES, Begun, Visit
 from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled, modules_of
 from optim.sglang.registry import passes
-from optim.sglang.rounds import AGAIN, ALL_AGAIN, Rounds, Say, rungs_of
+from optim.sglang.rounds import AGAIN, ALL_AGAIN, Rounds, Say, rungs_of, traces_of
 from optim.store import Store
 
 REPORT, STORE = "ablation.json", "ablation.sqlite"
@@ -208,12 +209,23 @@ class _Report:
     def _ladder(self, rows: dict[Player, Any]) -> Any:
         found = []
         for rung, added in rungs_of(self.plan).items():
-            trace = self.store.get("trace", labelled(rung))
+            trace = self._trace(rung)
             ratio = self._ratio(trace, rows[rung]["step_ms"])
             found.append({"added": added, **_tpot(rows[rung]), "trace": trace, "profiled_ratio": ratio, "lowers": []})
             if trace and (path := self.plan.folder / trace).exists():
                 found[-1]["trace_sha256"] = sha256(path)
         return found
+
+    def _trace(self, rung: Player) -> str | None:
+        """A rung's recording. Raises UserError for one of another name, and for what is no file that can be read."""
+        if (trace := self.store.get("trace", labelled(rung))) is None:
+            return None
+        if trace != traces_of(self.plan)[rung]:
+            raise self.store.damaged("trace", labelled(rung))
+        path = self.plan.folder / trace
+        if path.exists() and not (path.is_file() and os.access(path, os.R_OK)):
+            raise UserError(f"{path} is no file that can be read; move it away and run again.")
+        return trace
 
     def _ratio(self, trace: str | None, step_ms: float | None) -> float | None:
         """A step of a recording over one without the profiler; None where one of them is not known."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ling_prof.errors import UserError
+from ling_prof.plain_file import sha256
 from optim.designs import Player
 from optim.sglang.forced import check_likeliest
 from optim.sglang.kept import Distance
@@ -65,9 +66,9 @@ class Distances:
 
     def tidy(self) -> None:
         """Deletes logits that are of no use, such as those of another text: call it before and after a run."""
-        self._made.unlink(missing_ok=True)
+        _delete(self._made)
         if not self.missing or self.store.get("text", labelled(())) is None:
-            self._baseline.unlink(missing_ok=True)
+            _delete(self._baseline)
 
     def keep(self, one: Player, worker: Process) -> None:
         """Asks what is lacking. Raises UserError, and keeps why, where a server's logits cannot be compared."""
@@ -106,6 +107,7 @@ class Distances:
         with self._forced(worker, text) as made:
             check_likeliest(made, text, "the text without passes")
             self._made.replace(self._baseline)
+            self.store.replace("logits", labelled(()), sha256(self._baseline))
             return _distance(made, 1.0, 0.0, 0.0) if _is_finite(made) else _distance(made)
 
     def _compared(self, one: Player, worker: Process) -> Distance:
@@ -115,8 +117,10 @@ class Distances:
             raise self._nothing()
         try:
             expected = _loaded(self._baseline, len(text))
+            if sha256(self._baseline) != self.store.get("logits", labelled(())):
+                raise UserError(f"{self._baseline} does not hold the logits that were kept")
         except UserError as fault:
-            self._baseline.unlink(missing_ok=True)
+            _delete(self._baseline)
             raise UserError(f"{fault} and is deleted; run again to make it anew") from None
         with self._forced(worker, text) as made:
             return compared(expected, made)
@@ -128,7 +132,15 @@ class Distances:
             worker.ask("logits", isl=self.plan.isl, text=text, file=str(self._made), seed=self.plan.seed)
             yield _loaded(self._made, len(text))
         finally:
-            self._made.unlink(missing_ok=True)
+            _delete(self._made)
+
+
+def _delete(path: Path) -> None:
+    """A file that may be there. Raises UserError where that fails."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be deleted ({error.strerror}); move it away and run again.") from None
 
 
 def compared(expected: Any, found: Any) -> Distance:
@@ -175,8 +187,8 @@ def _blocks(logits: Any) -> Iterator[Any]:
 def _loaded(path: Path, positions: int) -> Any:
     """Of a .npy file, mapped. Raises UserError for what is no such file of as many rows."""
     try:
-        logits = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        logits = np.lib.format.open_memmap(path, mode="r")
+    except Exception:  # a damaged header fails in many ways
         raise UserError(f"{path} holds no logits") from None
     if logits.ndim != 2 or len(logits) != positions or logits.dtype != np.float32:
         raise UserError(f"{path} does not hold {positions} rows of logits")

@@ -1,4 +1,4 @@
-"""What an ablation of SGLang keeps in its store, kind by kind: the shapes it is read by."""
+"""What a worker answers, and what an ablation of SGLang keeps of it in its store, kind by kind: as shapes."""
 
 from typing import Annotated, Any, TypedDict
 
@@ -8,14 +8,14 @@ from optim.sglang.proof import Proof
 
 Ns = Annotated[float, Meta(ge=1e3, lt=1e12)]
 Accepted = Annotated[float, Meta(ge=1e-3, lt=1e3)]
+Milliseconds = Annotated[float, Meta(ge=0)]
 Tokens = Annotated[list[int], Meta(min_length=1)]
+Counts = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 62)]], Meta(min_length=1)]
 
 
-class Begun(TypedDict):
-    """What the first server ran on, and when."""
+class Facts(TypedDict):
+    """What a worker runs on."""
 
-    date: str
-    code: str
     hardware: list[str] | None
     driver: str | None
     cuda: str | None
@@ -27,12 +27,35 @@ class Begun(TypedDict):
     server: dict[str, Any]
 
 
+class Begun(Facts):
+    """What the first server ran on, and when."""
+
+    date: str
+    code: str
+
+
+class Request(TypedDict):
+    """A request that was served. ends_ns: of each piece that came, since the request; sizes: its tokens."""
+
+    tokens: Tokens
+    ttft_ms: Milliseconds
+    ends_ns: Counts
+    sizes: Counts
+    accept_length: Accepted
+
+
+class Recording(TypedDict):
+    """A recording that was left."""
+
+    file: str
+
+
 class Visit(TypedDict):
     """A request that was timed. ns: a token; accept_length: tokens a step."""
 
     ns: Ns
     accept_length: Accepted
-    ttft_ms: Annotated[float, Meta(ge=0)]
+    ttft_ms: Milliseconds
 
 
 class Distance(TypedDict):
@@ -50,6 +73,7 @@ SHAPES: dict[str, Any] = {
     "proof": Annotated[list[Proof], Meta(min_length=1)],
     "text": Annotated[list[Tokens], Meta(min_length=2, max_length=2)],  # greedy, and after a sampled request
     "distance": Distance,
+    "logits": str,  # SHA-256 of the file of those without passes
     "unjudged": str,  # why there is no distance; empty where there is one
     "visit": Visit,
     "trace": str,

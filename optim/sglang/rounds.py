@@ -17,11 +17,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ling_prof.errors import UserError
 from optim.designs import Player, label
 from optim.options import make_folder
 from optim.sglang import configs, engine, processes, proof
 from optim.sglang.distances import Distances
+from optim.sglang.kept import Facts, Ns, Recording, Request
 from optim.sglang.plan import SAMPLED, TOKENS, Plan, labelled
 from optim.sglang.workers import START_S, Process, Setup, close
 from optim.store import ELSEWHERE, Store, code
@@ -108,8 +111,12 @@ class Rounds:
         return any(self.store.get("visit", visit) is None for visit in visits)
 
     def _lacks(self, combination: Player) -> bool:
-        """Whether its logits have to be asked for, or its last run ended badly."""
-        return self.distances.lacks(combination) or bool(self.store.get("void", labelled(combination)))
+        """Whether its logits or its recording have to be asked for, or its last run ended badly."""
+        unrecorded = self.plan.traces and combination in traces_of(self.plan) and not self._is_recorded(combination)
+        return unrecorded or self.distances.lacks(combination) or bool(self.store.get("void", labelled(combination)))
+
+    def _is_recorded(self, combination: Player) -> bool:
+        return self.store.get("trace", labelled(combination)) is not None
 
     def _group(self, start: int, group: list[Player]) -> None:
         with self._workers(group) as workers:
@@ -173,7 +180,7 @@ class Rounds:
         self.store.replace("void", labelled(combination), why)
 
     def _ready(self, combination: Player, worker: Process) -> None:
-        facts = worker.ready(self._left(START_S))
+        facts = worker.ready(self._left(START_S), Facts)
         self._begin({**facts, "code": code()}, engine.NAME not in combination)
         proofs = proof.load(worker.proof)
         self.store.replace("proof", labelled(combination), proofs)
@@ -204,15 +211,22 @@ class Rounds:
     def _judge(self, combination: Player, worker: Process) -> None:
         """Greedy tokens, and again after a sampled request."""
         if self.store.get("text", labelled(combination)) is None:
-            first = worker.ask("generate", isl=self.plan.isl, osl=TOKENS, seed=self.plan.seed)
-            worker.ask("generate", isl=self.plan.isl, osl=SAMPLED, seed=self.plan.seed, temperature=1.0)
-            again = worker.ask("generate", isl=self.plan.isl, osl=TOKENS, seed=self.plan.seed)
+            first = self._request(worker, TOKENS)
+            self._request(worker, SAMPLED, temperature=1.0)
+            again = self._request(worker, TOKENS)
             self.store.put("text", labelled(combination), [first["tokens"], again["tokens"]])
+
+    def _request(self, worker: Process, osl: int, **more: float) -> Request:
+        """Raises UserError for another number of tokens."""
+        found: Request = worker.ask("generate", Request, isl=self.plan.isl, osl=osl, seed=self.plan.seed, **more)
+        if len(found["tokens"]) != osl:
+            raise UserError(f"{worker.name} gave {len(found['tokens'])} of {osl} tokens; run again")
+        return found
 
     def _prove(self, combination: Player, worker: Process) -> None:
         """Anew: some passes take effect in the first steps only. The clocks too, now that the GPU has worked."""
         if engine.NAME not in combination:
-            clocks = worker.ask("facts")["clocks"]
+            clocks = worker.ask("facts", Facts)["clocks"]
             self.store.replace("begun", "", {**self.store.get("begun", ""), "clocks": clocks})
         worker.ask("proof")
         self.store.replace("proof", labelled(combination), proof.load(worker.proof))
@@ -225,19 +239,46 @@ class Rounds:
             self._each({names[name]: workers[names[name]]}, partial(self._visit, number, name))
 
     def _visit(self, number: int, name: str, _: Player, worker: Process) -> None:
-        found = worker.ask("generate", isl=self.plan.isl, osl=self.plan.osl, seed=self.plan.seed)
-        time_ns = (found["ends_ns"][-1] - found["ends_ns"][0]) / (self.plan.osl - found["sizes"][0])
+        found = self._request(worker, self.plan.osl)
+        time_ns = _ns(found, worker.name)
         kept = {"ns": time_ns, "accept_length": found["accept_length"], "ttft_ms": found["ttft_ms"]}
         self.store.put("visit", f"{number}/{name}", kept)
         self.say(f"round {number}, {name}: {time_ns / 1e6:.4f} ms a token")
 
     def _record(self, combination: Player, worker: Process) -> None:
         name = traces_of(self.plan)[combination]
-        if self.store.get("trace", labelled(combination)) is None:
-            made = worker.ask("trace", folder=str(self.plan.folder), isl=self.plan.isl, steps=RECORDED)
-            Path(made["file"]).replace(self.plan.folder / name)
+        if not self._is_recorded(combination):
+            if os.path.lexists(place := self.plan.folder / name) and not place.is_file():
+                raise UserError(f"{place} is no regular file; move it away and run again")
+            made = worker.ask("trace", Recording, folder=str(self.plan.folder), isl=self.plan.isl, steps=RECORDED)
+            _move(Path(made["file"]), place)
             self.store.put("trace", labelled(combination), name)
             self.say(f"{name} is recorded")
+
+
+def _ns(found: Request, who: str) -> float:
+    """A token's time, after the first piece. Raises UserError where there is none."""
+    tokens = len(found["tokens"]) - found["sizes"][0]
+    if tokens <= 0:
+        raise UserError(
+            f"{who} gave its {len(found['tokens'])} tokens in one piece, so that no time per token can be taken; "
+            "ask for a larger --osl"
+        )
+    ns = (found["ends_ns"][-1] - found["ends_ns"][0]) / tokens
+    try:
+        return msgspec.convert(ns, Ns)
+    except msgspec.ValidationError:
+        raise UserError(f"{who} gave a token every {ns:g} ns, which is no time; run again") from None
+
+
+def _move(made: Path, place: Path) -> None:
+    """A recording to its place. Raises UserError where it is not there, or cannot be moved."""
+    if not os.path.isfile(made):
+        raise UserError(f"{made!s:.200} holds no recording, which SGLang said that it left there; run again")
+    try:
+        made.replace(place)
+    except OSError as error:
+        raise UserError(f"{made} cannot be moved to {place} ({error.strerror}); make room there, run again") from None
 
 
 def rungs_of(plan: Plan) -> dict[Player, str]:

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ling_prof.errors import UserError
+from ling_prof.units import one_line
 from optim.sglang import processes, proof, selection, weights
 from optim.sglang.protocol import QUIT
 
 START_S, ANSWER_S, LAST_S = 900.0, 300.0, 5.0
+SHOWN = 60  # bytes of an answer that a sentence repeats
 PROGRAMS = {  # by kind of configuration; alike in what they are asked and answer
     "server": (sys.executable, "-m", "optim.sglang.worker"),
     "engine": (sys.executable, "-m", "optim.sglang.engine"),
@@ -60,16 +64,15 @@ class Setup:
 class Process:
     """One configuration in its process; `label` names its files.
 
-    Raises UserError, with the last that its log says, where the process ends or does not answer in time. One that does
-    not is closed: a late answer would be taken for the next.
+    Raises UserError, with the last that its log says, where the process ends or does not answer in time, or in the
+    shape that is asked for. One that does not is closed: a late answer would be taken for the next.
     """
 
     def __init__(self, setup: Setup, label: str, chosen: selection.Selection):
         self.log = setup.folder / f"{label}.log"
         self.name, self.rest = NAMES[setup.kind], b""
         self.proof = setup.folder / f"proof-{label}.json"
-        for old in proof.files(self.proof):
-            old.unlink()
+        self._clear()
         spec = {"kind": setup.kind, "model": str(setup.model), "arguments": dict(setup.arguments)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -85,14 +88,22 @@ class Process:
         assert self.process.stdout
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
-    def ready(self, seconds: float = START_S) -> dict[str, Any]:
-        """Waits for the start -> optim.sglang.worker's facts."""
-        return self._answer("did not start", seconds)
+    def _clear(self) -> None:
+        """Deletes an earlier proof and log. Raises UserError where that fails."""
+        for old in [self.log, *proof.files(self.proof)]:
+            try:
+                old.unlink(missing_ok=True)
+            except OSError as error:
+                raise UserError(f"{old} cannot be written anew ({error.strerror}); move it away, run again.") from None
 
-    def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """A command's answer."""
+    def ready(self, seconds: float = START_S, shape: Any = dict) -> Any:
+        """Waits for the start -> optim.sglang.worker's facts."""
+        return self._answer("did not start", seconds, shape)
+
+    def ask(self, do: str, shape: Any = dict, **more: Any) -> Any:
+        """A command's answer, of a shape as msgspec takes it."""
         self.send(do, **more)
-        return self.answer()
+        return self._answer("gave no answer", ANSWER_S, shape)
 
     def send(self, do: str, **more: Any) -> None:
         """A command whose `answer` is taken later: others can be asked meanwhile."""
@@ -101,8 +112,8 @@ class Process:
         except (OSError, ValueError):  # ValueError: it is closed
             raise self._fault("has ended") from None
 
-    def answer(self) -> dict[str, Any]:
-        return self._answer("gave no answer", ANSWER_S)
+    def answer(self) -> Any:
+        return self._answer("gave no answer", ANSWER_S, dict)
 
     def close(self) -> None:
         """Ends the process and all its children."""
@@ -112,11 +123,19 @@ class Process:
     def is_closed(self) -> bool:
         return self.stdin.closed
 
-    def _answer(self, fault: str, seconds: float) -> dict[str, Any]:
-        answer = json.loads(self._line(fault, seconds))
-        if "error" in answer:
-            raise UserError(answer["error"])
-        return answer
+    def _answer(self, fault: str, seconds: float, shape: Any) -> Any:
+        line = self._line(fault, seconds)
+        try:
+            answer = msgspec.json.decode(line, type=dict[str, Any])
+            if "error" in answer:
+                raise UserError(str(answer["error"]))
+            return msgspec.convert(answer, shape)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as odd:
+            self.close()
+            shown = one_line(line[:SHOWN].decode(errors="replace"))
+            raise UserError(
+                f"{self.name} gave an answer that is none ({odd}): {shown}; its log is {self.log.name}; run again."
+            ) from None
 
     def _line(self, fault: str, seconds: float) -> bytes:
         end, stream = time.monotonic() + seconds, self.stdout.fileno()
