@@ -287,7 +287,11 @@ def score(
     measured = ablation_report.load(ablation)
     if page is not None:
         scoring.check_page(page)
-    found = scoring.score(measured, trace, calibration)
+    try:
+        found = scoring.score(measured, trace, calibration)
+    except UserError as fault:
+        about = (str(one) for one in (trace, calibration) if one)
+        raise fault if any(name in str(fault) for name in about) else UserError(f"{ablation}: {fault}") from None
     if update:
         ablation_report.save(scoring.filled(measured, found), ablation)
     if page is not None:

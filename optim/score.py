@@ -11,6 +11,7 @@ import ling_prof
 from ling_prof.ablation_report import Ablation
 from ling_prof.errors import UserError
 from ling_prof.plain_file import check_writable, sha256, write_text
+from ling_prof.units import one_line
 from ling_prof.view import Options, view_of
 from ling_prof.whatif.predict import Predictor, chosen, passes, predictor
 from optim import designs
@@ -34,16 +35,13 @@ def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str
     """
     tpot, length = _baseline(ablation)
     players, unpredicted = _players(ablation)
-    options = Options(unprofiled_tpot=round(1e6 * tpot), accept_length=length)
-    found = predictor(view_of(ling_prof.load(path), options), table)
-    _check(found, ablation, path)
+    found = _predictor(ablation, path, table, tpot, length)
     gains = _predicted(found, designs.make(ablation["design"], players, _seed(ablation)), unpredicted, length)
-    unpredicted += [player for player in players if player not in unpredicted and _finds_nothing(found, player, gains)]
-    if unpredicted == players:
+    silent = [one for one in players if one in unpredicted or _finds_nothing(found, one, gains)]
+    if silent == players:
         raise _nothing(players)
-    room = found.room / length
-    left_out = {*map(designs.label, unpredicted)}
-    rows = [_row(row, gains, room, tpot) for row in ablation["attribution"] if row["pass"] in gains.keys() - left_out]
+    room, names = found.room / length, [designs.label(one) for one in silent]
+    rows = [_row(row, gains, room, tpot) for row in ablation["attribution"] if row["pass"] in gains.keys() - {*names}]
     return {
         "schema": SCHEMA,
         "trace": str(path),
@@ -54,10 +52,18 @@ def score(ablation: Ablation, path: Path, table: Path | None = None) -> dict[str
         "replay_error_pct": found.replay_error,
         "basis": found.basis,
         "rows": rows,
-        "unpredicted": [designs.label(player) for player in unpredicted],
-        "total": None if unpredicted else _total(ablation, gains, room, tpot),
+        "unpredicted": names,
+        "total": None if names else _total(ablation, gains, room, tpot),
         **_statistics(rows),
     }
+
+
+def _predictor(ablation: Ablation, path: Path, table: Path | None, tpot: float, length: float) -> Predictor:
+    """For the recording of the baseline, calibrated to its measured step."""
+    options = Options(unprofiled_tpot=round(1e6 * tpot), accept_length=length)
+    found = predictor(view_of(ling_prof.load(path), options), table)
+    _check(found, ablation, path)
+    return found
 
 
 def _finds_nothing(found: Predictor, player: Player, gains: dict[str, np.ndarray]) -> bool:
@@ -187,7 +193,8 @@ def check_page(page: Path) -> None:
 def renew(page: Path, scored: dict[str, Any]) -> None:
     """Puts the table between the two marks of a Markdown page. Raises UserError without them."""
     before, after = _parts(page)
-    write_text(f"{before}{BEGIN}\n\n{table(scored)}\n{END}{after}", page)
+    shown = table(scored).replace("<!--", "&lt;!--")  # a command may hold a mark
+    write_text(f"{before}{BEGIN}\n\n{shown}\n{END}{after}", page)
 
 
 def _parts(page: Path) -> tuple[str, str]:
@@ -232,7 +239,7 @@ def sentences(scored: dict[str, Any]) -> list[str]:
         f"{scored['inside']} of {count} inside the band, at the median {scored['median_band_us']:.0f} us wide. "
         f"To predict no gain at all would be off by {scored['zero_error_us']:.1f} us at the median.",
         *_apart(scored),
-        f"Measured {scored['date'][:10]} by `{scored['ablation']}`. {scored['basis']}",
+        f"Measured {scored['date'][:10]} by `{one_line(scored['ablation'])}`. {scored['basis']}",
     ]
 
 

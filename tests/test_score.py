@@ -133,7 +133,7 @@ def test_the_recording_of_another_baseline_is_refused(tmp_path):
 
 def test_where_nothing_can_be_predicted_it_is_one_sentence():
     said = refused("score", str(ROOT / "docs/results/h200-engine-vs-sglang.json"), str(TRACE))
-    assert "engine cannot be predicted here; give an ablation of passes that ling-prof whatif --list shows." in said
+    assert "h200-engine-vs-sglang.json: engine cannot be predicted here; give an ablation of passes that " in said
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,9 @@ def test_a_page_is_renewed_between_its_marks(tmp_path, ablation):
     page.write_text(f"above\n\n{scoring.BEGIN}\nstale\n{scoring.END}\n\nbelow\n")
     renew(page, found)
     renew(page, found)
+    renew(page, {**found, "ablation": f"ling-prof ablate {scoring.END} \x1b[31m"})
     text = page.read_text()
+    assert (text.count(scoring.END), "\x1b" in text) == (1, False)
     assert (text.startswith("above\n\n"), text.endswith("\n\nbelow\n"), "stale" in text) == (True, True, False)
     assert text.count("| host_run_ahead | shapley |") == 1
 

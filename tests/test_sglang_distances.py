@@ -253,7 +253,16 @@ def test_a_store_without_distances_is_reported_on(fake, asked, monkeypatch):
 
 @pytest.mark.parametrize(
     "odd",
-    [{"finite": True, "kl_mean": None}, {"kl_mean": -1.0}, {"top1_agreement": 2.0}, {"positions": 0}, {"finite": 1}],
+    [
+        *(
+            {"finite": True, "kl_mean": None},
+            {"kl_mean": -1.0},
+            {"top1_agreement": 2.0},
+            {"positions": 0},
+            {"finite": 1},
+        ),
+        *({"kl_mean": 0.1, "kl_max": 0.09}, {"positions": 257}),
+    ],
 )
 def test_a_damaged_distance_is_said(fake, asked, monkeypatch, odd):
     fake()

@@ -149,7 +149,8 @@ def compared(expected: Any, found: Any) -> Distance:
     Raises UserError for two vocabularies, and where torch is missing.
     """
     if expected.shape != found.shape:
-        raise UserError(f"logits of {found.shape[1]} tokens are compared with some of {expected.shape[1]}")
+        sizes = f"logits of {found.shape[1]} tokens are compared with some of {expected.shape[1]}"
+        raise UserError(f"{sizes}: another model; give another folder")
     if not (_is_finite(expected) and _is_finite(found)):
         return _distance(found)
     kl, agrees = _divergences(expected, found)

@@ -8,7 +8,7 @@ from optim.designs import Player
 from optim.distance import NOT_FINITE, first_difference, within
 from optim.sglang import engine, proof
 from optim.sglang.distances import smallest
-from optim.sglang.plan import Plan, labelled
+from optim.sglang.plan import TOKENS, Plan, labelled
 from optim.sglang.proof import Proof
 from optim.store import Store
 
@@ -92,8 +92,8 @@ class Judge:
         found = {name: value for name, value in kept.items() if name != "finite"}
         if not kept["finite"]:
             return Verdict(False, NOT_FINITE, {**NO_FIGURES, **found})
-        if None in found.values():
-            raise self.store.damaged("distance", labelled(one))
         agreement, mean, most = (kept[name] for name in ("top1_agreement", "kl_mean", "kl_max"))
+        if None in found.values() or mean > most * (1 + 1e-9) or kept["positions"] > TOKENS:
+            raise self.store.damaged("distance", labelled(one))
         ok, said = within(agreement, mean, most, kept["positions"], "the server")
         return Verdict(ok, said, {**NO_FIGURES, **found})
