@@ -160,7 +160,7 @@ def pointers(kernel):
 @pytest.mark.usefixtures("few_programs")
 def test_nothing_of_the_launch_before_is_read_before_the_wait(without, q_lora, monkeypatch):
     """By addresses, in a decode step: what a launch changed against what the next one reads early."""
-    c = replace(NANO, layers=2, dense_layers=0, q_lora=q_lora, vocab=128)
+    c = replace(NANO, layers=2, dense_layers=0, q_lora=q_lora)
     engine = Engine(c, weights.random(c, 0, torch.float32, "cpu"), 32, "triton")
     engine.model.prefill = lambda tokens, seen: torch.zeros(c.vocab)  # the prompt does not matter
     names = [n for n, module in base.passes().items() if n not in without and not module.blocked(engine)]

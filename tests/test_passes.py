@@ -228,7 +228,7 @@ def test_run_ahead_gives_each_token_once(engine, monkeypatch):
 @pytest.fixture(scope="module")
 def fast_engine():
     """Two layers on the Triton kernels, in the interpreter where there is no GPU."""
-    c = replace(NANO, layers=2, dense_layers=0, vocab=128)
+    c = replace(NANO, layers=2, dense_layers=0)
     return Engine(c, weights.random(c, 0, torch.bfloat16 if GPU else torch.float32, DEVICE), 32, "triton")
 
 

@@ -9,6 +9,7 @@ from ling_prof.errors import UserError
 from optim.sglang.client import checked
 
 OURS = ("--model", "--model-path", "--host", "--port")
+MOST_TOKENS, MOST_RUNS, MOST_S = 10**7, 10**6, 1e7  # tokens of a request; runs, or steps; seconds
 SECRETS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 
 
@@ -31,6 +32,7 @@ class ServerOptions:
         ours = [arg for arg in self.args if arg.partition("=")[0] in OURS]
         _need(not ours, "--launch", f"arguments of SGLang but for {', '.join(OURS)}, which are set here")
         _need(self.isl >= 1, "--isl", "a number of tokens, 1 or more")
+        _most(self.isl, MOST_TOKENS, "--isl")
         if self.url is not None:
             checked(self.url)
 
@@ -55,6 +57,8 @@ class BenchOptions(ServerOptions):
         super().__post_init__()
         _need(self.osl >= 2, "--osl", "a number of tokens, 2 or more: the first one is not decoded")
         _need(self.runs >= 1, "--runs", "a number of runs, 1 or more")
+        _most(self.osl, MOST_TOKENS, "--osl")
+        _most(self.runs, MOST_RUNS, "--runs")
         _need(self.seed >= 0, "--seed", "a whole number, 0 or more")
         _need(0 <= self.temperature < math.inf, "--temperature", "0 (greedy) or more")
 
@@ -86,6 +90,8 @@ class RecordOptions(ServerOptions):
         super().__post_init__()
         _need(self.steps >= 2, "--steps", "a number of steps, 2 or more: the last one has no visible end")
         _need(0 < self.timeout < math.inf, "--timeout", "seconds, above 0")
+        _most(self.steps, MOST_RUNS, "--steps")
+        _most(self.timeout, MOST_S, "--timeout")
         remedy = "a running server cannot switch its graphs off: record one started with --disable-cuda-graph as well"
         if self.layers and self.launch is None:
             raise UserError(f"--layers needs --launch; {remedy}, and give that file with --layers-from.")
@@ -98,6 +104,10 @@ class RecordOptions(ServerOptions):
 def _need(holds: bool, option: str, what: str) -> None:
     if not holds:
         raise UserError(f"{option} takes {what}.")
+
+
+def _most(value: float, most: float, option: str) -> None:
+    _need(value <= most, option, f"no more than {most:.0f}")
 
 
 def _public(args: tuple[str, ...]) -> list[str]:
